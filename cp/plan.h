@@ -1,0 +1,84 @@
+// Plan: everything decided before a byte moves: sharding, one rank's schedule, sizes, guarantee, text, digest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cp/config.h"
+#include "cp/schedule.h"
+#include "cp/sharding.h"
+#include "kernels/kernel_table.h"
+#include "kernels/shape.h"
+
+namespace cpattn {
+
+/// The problem as a caller states it; equal on all ranks.
+struct Problem {
+  AttentionShape shape;
+  SequenceBatch batch;
+  DType dtype = DType::f32;      ///< of q, k, v
+  DType out_dtype = DType::f32;  ///< of out
+};
+
+/// Bytes a rank needs, by purpose. All linear in its shard (times log2 of its chunks for carried states).
+struct MemoryPlan {
+  std::size_t inputs = 0;      ///< q, k, v of the shard
+  std::size_t outputs = 0;     ///< out and lse
+  std::size_t ring_slots = 0;  ///< two kv slots
+  std::size_t carried = 0;     ///< partial states carried between steps
+  std::size_t workspace = 0;   ///< kernel scratch
+  std::size_t total() const { return inputs + outputs + ring_slots + carried + workspace; }
+};
+
+class Plan {
+ public:
+  /// Validates everything at once (InvalidArgument lists every problem), then decides. Pure: any process can make the
+  /// plan of any rank.
+  Plan(const Problem& problem, const CpConfig& config, const KernelTable& kernels, int rank, int world_size);
+
+  const Problem& problem() const { return problem_; }
+  const CpConfig& config() const { return config_; }
+  const KernelTable& kernels() const { return *kernels_; }
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const Sharding& sharding() const { return sharding_; }
+  const Shard& shard() const { return sharding_.shards[static_cast<std::size_t>(rank_)]; }
+  const Schedule& schedule() const { return schedule_; }
+  /// For negative controls only: lets a harness plant a fault in the data that the loop executes.
+  Schedule& mutable_schedule() { return schedule_; }
+
+  KernelProblem kernel_problem() const;
+  int num_threads() const { return num_threads_; }
+
+  /// Offsets of rank r's packed kv chunks in its span, one per Shard::kv entry; and the span's size.
+  const std::vector<std::size_t>& kv_offsets(int rank) const { return kv_offsets_[static_cast<std::size_t>(rank)]; }
+  const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
+  std::int64_t max_step_keys() const { return max_step_keys_; }
+
+  MemoryPlan memory() const;
+  std::size_t bytes_on_wire() const;  ///< payload bytes this rank sends
+
+  /// "bitwise across CP sizes", or why not.
+  std::string_view guarantee() const;
+
+  /// "key=value" lines of all that must be equal on all ranks: knobs, shapes, lengths, kernel numerics, sharding digest.
+  std::string agreement_lines() const;
+
+ private:
+  Problem problem_;
+  CpConfig config_;
+  const KernelTable* kernels_;
+  int rank_;
+  int world_size_;
+  int num_threads_;
+  Sharding sharding_;
+  Schedule schedule_;
+  std::vector<std::vector<std::size_t>> kv_offsets_;
+  std::vector<std::size_t> span_bytes_;
+  std::int64_t max_step_keys_ = 0;
+};
+
+}  // namespace cpattn

@@ -1,0 +1,12 @@
+# The found / not-found table at the end of configure: what was found, and what will therefore work.
+macro(cp_row name found gives)
+  if(${found})
+    message(STATUS "  found      ${name}: ${gives}")
+  else()
+    message(STATUS "  not found  ${name}: without it no ${gives}")
+  endif()
+endmacro()
+message(STATUS "cpattn ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}")
+cp_row("MPI" MPI_CXX_FOUND "ranks as processes (CP2, CP4, ... over Open MPI)")
+cp_row("OpenMP" OpenMP_CXX_FOUND "threads inside a rank")
+cp_row("CUDA toolkit" CUDAToolkit_FOUND "CUDA kernels (not part of this version: CPU only)")

@@ -1,0 +1,73 @@
+// RingExchange: rotates one byte span per rank around the ring with two slots: post, poll, wait.
+//
+// Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod P. post() starts
+// sending it to the next rank while the previous rank's span arrives in the other slot; wait() ends the hop and swaps
+// the slots. After P-1 hops everyone has seen every span; post() and wait() at the last step do nothing.
+// A span is received into a slot only after that slot's own send was seen complete, so nothing in flight is written.
+// Every hop posts one header and one payload each way, whatever the sizes (empty spans included), so sends and
+// receives always match. The header carries hop, owner, byte count and checksum and is what lengths are verified by.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/comm/communicator.h"
+#include "src/device/memory.h"
+
+namespace cpattn {
+
+struct RingOptions {
+  int direction = 1;               ///< +1: spans travel to rank + 1; -1: to rank - 1
+  Seconds timeout{60.0};           ///< per hop
+  bool verify_checksum = false;    ///< 64-bit checksum of every payload, checked on arrival
+  std::uint64_t delay_seed = 0;    ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
+};
+
+struct RingStats {
+  std::int64_t hops = 0;
+  std::int64_t messages_posted = 0;  ///< sends + receives, equal on every rank
+  std::size_t bytes_sent = 0;        ///< payload bytes
+  double exposed_seconds = 0.0;      ///< time spent inside wait(): transfer not hidden behind compute
+};
+
+class RingExchange {
+ public:
+  /// `span_bytes[r]` is the size of rank r's span; the same on every rank. Allocates both slots.
+  RingExchange(Communicator& comm, std::vector<std::size_t> span_bytes, const RingOptions& options);
+  RingExchange(const RingExchange&) = delete;
+  RingExchange& operator=(const RingExchange&) = delete;
+  ~RingExchange();
+
+  /// Back to step 0; own() is then where this rank writes its span before the first post().
+  void reset();
+  std::span<std::byte> own();
+
+  int step() const;
+  int current_owner() const;
+  std::span<const std::byte> current() const;
+
+  /// Starts the hop out of this step. Misuse (two posts without a wait) is an InternalError.
+  void post();
+  /// Lets the transport make progress; call it every 50 to 200 us while computing. Never throws: an error is kept and
+  /// thrown by wait().
+  void poll() noexcept;
+  /// Ends the hop: blocks until both directions are done, verifies the header, swaps the slots. CommError at the
+  /// deadline, on a length, owner or checksum mismatch, and for errors kept by poll().
+  void wait();
+
+  const RingStats& stats() const;
+
+  /// Bytes both slots take for these sizes; what a plan accounts.
+  static std::size_t workspace_bytes(std::span<const std::size_t> span_bytes);
+
+ private:
+  struct Hop;
+  Communicator& comm_;
+  std::vector<std::size_t> span_bytes_;
+  RingOptions options_;
+  // (members to be completed with the implementation)
+};
+
+}  // namespace cpattn
