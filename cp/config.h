@@ -1,5 +1,5 @@
-// CpConfig: every knob of the distributed attention, declared once. Flag, YAML key, help text, documentation and the
-// digest that ranks compare are all made from for_each_field().
+// CpConfig: every knob of the distributed attention, declared once. Flag, YAML key, help text,
+// documentation and the digest that ranks compare are all made from for_each_field().
 #pragma once
 
 #include <array>
@@ -12,23 +12,26 @@
 
 namespace cpattn {
 
-/// contiguous: rank r owns the r-th run of a document's chunks. zigzag: 2P runs, rank r owns runs r and 2P-1-r, so that
-/// a causal mask gives every rank the same work.
+/// contiguous: rank r owns the r-th run of a document's chunks. zigzag: 2P runs, rank r owns runs r
+/// and 2P-1-r, so that a causal mask gives every rank the same work.
 enum class ShardingKind { contiguous, zigzag };
 
-/// canonical: partials are merged along a fixed binary tree over chunks; bits do not depend on the split.
-/// arrival: partials are folded into one running state as they come; least memory, bits depend on the split.
+/// canonical: partials are merged along a fixed binary tree over chunks; bits do not depend on the
+/// split. arrival: partials are folded into one running state as they come; least memory, bits
+/// depend on the split.
 enum class ScheduleKind { canonical, arrival };
 
 template <>
 struct EnumNames<ShardingKind> {
-  static constexpr std::array kValues{NamedValue<ShardingKind>{ShardingKind::contiguous, "contiguous"},
-                                      NamedValue<ShardingKind>{ShardingKind::zigzag, "zigzag"}};
+  static constexpr std::array kValues{
+      NamedValue<ShardingKind>{ShardingKind::contiguous, "contiguous"},
+      NamedValue<ShardingKind>{ShardingKind::zigzag, "zigzag"}};
 };
 template <>
 struct EnumNames<ScheduleKind> {
-  static constexpr std::array kValues{NamedValue<ScheduleKind>{ScheduleKind::canonical, "canonical"},
-                                      NamedValue<ScheduleKind>{ScheduleKind::arrival, "arrival"}};
+  static constexpr std::array kValues{
+      NamedValue<ScheduleKind>{ScheduleKind::canonical, "canonical"},
+      NamedValue<ScheduleKind>{ScheduleKind::arrival, "arrival"}};
 };
 
 struct CpConfig {
@@ -55,29 +58,37 @@ struct FieldInfo {
   Scope scope = Scope::agreed;
 };
 
-/// Calls visit(const FieldInfo&, field&) for every knob, in documentation order. Config is CpConfig or const CpConfig.
+/// Calls visit(const FieldInfo&, field&) for every knob, in documentation order. Config is CpConfig
+/// or const CpConfig.
 template <class Config, class Visitor>
 void for_each_cp_field(Config& config, Visitor&& visit) {
-  visit(FieldInfo{"mask", "which keys a query sees; causal is bottom-right aligned when lengths differ"}, config.mask);
+  visit(FieldInfo{"mask",
+                  "which keys a query sees; causal is bottom-right aligned when lengths differ"},
+        config.mask);
   visit(FieldInfo{"sharding", "which rank owns which chunks of a document"}, config.sharding);
   visit(FieldInfo{"schedule",
-                  "order of merges: canonical gives the same bits for every split, arrival takes least memory"},
+                  "order of merges: canonical gives the same bits for every split, arrival takes "
+                  "least memory"},
         config.schedule);
   visit(FieldInfo{"chunk_tokens",
-                  "tokens per chunk, the unit of ownership and of merge order; two runs are comparable bit for bit "
+                  "tokens per chunk, the unit of ownership and of merge order; two runs are "
+                  "comparable bit for bit "
                   "only if it is equal",
                   1, 1 << 24},
         config.chunk_tokens);
-  visit(FieldInfo{"threads", "threads per rank; 0 divides the cores among the ranks of the host", 0, 4096,
-                  Scope::local},
+  visit(FieldInfo{"threads", "threads per rank; 0 divides the cores among the ranks of the host", 0,
+                  4096, Scope::local},
         config.threads);
-  visit(FieldInfo{"timeout", "seconds any wait for a peer may last before the job ends", 0.001, 86400.0},
+  visit(FieldInfo{"timeout", "seconds any wait for a peer may last before the job ends", 0.001,
+                  86400.0},
         config.timeout_seconds);
-  visit(FieldInfo{"max_message_bytes", "longest single message; longer spans are cut", 64, 2147483647.0},
+  visit(FieldInfo{"max_message_bytes", "longest single message; longer spans are cut", 64,
+                  2147483647.0},
         config.max_message_bytes);
   visit(FieldInfo{"verify_checksum", "checksum every span that arrives"}, config.verify_checksum);
   visit(FieldInfo{"shuffle_arrival",
-                  "seed that shuffles the order in which arrived chunks are worked on, the ring's direction and the "
+                  "seed that shuffles the order in which arrived chunks are worked on, the ring's "
+                  "direction and the "
                   "moment of arrival; 0 leaves them alone",
                   0, 9007199254740992.0},
         config.shuffle_arrival);

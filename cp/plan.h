@@ -1,4 +1,5 @@
-// Plan: everything decided before a byte moves: sharding, one rank's schedule, sizes, guarantee, text, digest.
+// Plan: everything decided before a byte moves: sharding, one rank's schedule, sizes, guarantee,
+// text, digest.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,8 @@ struct Problem {
   DType out_dtype = DType::f32;  ///< of out
 };
 
-/// Bytes a rank needs, by purpose. All linear in its shard (times log2 of its chunks for carried states).
+/// Bytes a rank needs, by purpose. All linear in its shard (times log2 of its chunks for carried
+/// states).
 struct MemoryPlan {
   std::size_t inputs = 0;      ///< q, k, v of the shard
   std::size_t outputs = 0;     ///< out and lse
@@ -35,9 +37,10 @@ struct MemoryPlan {
 
 class Plan {
  public:
-  /// Validates everything at once (InvalidArgument lists every problem), then decides. Pure: any process can make the
-  /// plan of any rank.
-  Plan(const Problem& problem, const CpConfig& config, const KernelTable& kernels, int rank, int world_size);
+  /// Validates everything at once (InvalidArgument lists every problem), then decides. Pure: any
+  /// process can make the plan of any rank.
+  Plan(const Problem& problem, const CpConfig& config, const KernelTable& kernels, int rank,
+       int world_size);
 
   const Problem& problem() const { return problem_; }
   const CpConfig& config() const { return config_; }
@@ -53,8 +56,11 @@ class Plan {
   KernelProblem kernel_problem() const;
   int num_threads() const { return num_threads_; }
 
-  /// Offsets of rank r's packed kv chunks in its span, one per Shard::kv entry; and the span's size.
-  const std::vector<std::size_t>& kv_offsets(int rank) const { return kv_offsets_[static_cast<std::size_t>(rank)]; }
+  /// Offsets of rank r's packed kv chunks in its span, one per Shard::kv entry; and the span's
+  /// size.
+  const std::vector<std::size_t>& kv_offsets(int rank) const {
+    return kv_offsets_[static_cast<std::size_t>(rank)];
+  }
   const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
   std::int64_t max_step_keys() const { return max_step_keys_; }
 
@@ -64,7 +70,8 @@ class Plan {
   /// "bitwise across CP sizes", or why not.
   std::string_view guarantee() const;
 
-  /// "key=value" lines of all that must be equal on all ranks: knobs, shapes, lengths, kernel numerics, sharding digest.
+  /// "key=value" lines of all that must be equal on all ranks: knobs, shapes, lengths, kernel
+  /// numerics, sharding digest.
   std::string agreement_lines() const;
 
  private:

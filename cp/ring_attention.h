@@ -17,15 +17,17 @@ struct ForwardTensors {
   TensorView<float, 2> lse;  ///< [q_rows, Hq]
 };
 
-/// Owns the memory of one plan on one communicator; forward() may be called any number of times and allocates nothing
-/// after construction.
+/// Owns the memory of one plan on one communicator; forward() may be called any number of times and
+/// allocates nothing after construction.
 class RingAttention {
  public:
-  /// Collective: all ranks compare their agreement lines first and throw InvalidArgument together if any differ.
-  /// `plan` and `comm` must outlive this. Plan::rank()/world_size() must be those of `comm`.
+  /// Collective: all ranks compare their agreement lines first and throw InvalidArgument together
+  /// if any differ. `plan` and `comm` must outlive this. Plan::rank()/world_size() must be those of
+  /// `comm`.
   RingAttention(const Plan& plan, Communicator& comm);
 
-  /// Collective. InvalidArgument for tensors that do not fit the plan; CommError when a peer fails or is late.
+  /// Collective. InvalidArgument for tensors that do not fit the plan; CommError when a peer fails
+  /// or is late.
   void forward(const ForwardTensors& tensors);
 
   const RingStats& stats() const { return exchange_.stats(); }

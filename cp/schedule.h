@@ -1,7 +1,9 @@
-// Schedule: for one rank, the steps of the ring and the program each q chunk runs in each step. Pure data.
+// Schedule: for one rank, the steps of the ring and the program each q chunk runs in each step.
+// Pure data.
 //
-// One rule makes every task: an own q chunk x an arrived kv chunk of the same document, unless no pair is visible.
-// Merges follow the canonical tree (reduction_tree.h): a merge runs in the step in which its second child appeared.
+// One rule makes every task: an own q chunk x an arrived kv chunk of the same document, unless no
+// pair is visible. Merges follow the canonical tree (reduction_tree.h): a merge runs in the step in
+// which its second child appeared.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +22,22 @@ struct ChunkProgram {
 };
 
 struct Step {
-  int kv_owner = 0;                    ///< rank whose kv shard is worked on
-  int send_to = -1;                    ///< peers of the hop that leaves this step; -1 at the last step
+  int kv_owner = 0;  ///< rank whose kv shard is worked on
+  int send_to = -1;  ///< peers of the hop that leaves this step; -1 at the last step
   int receive_from = -1;
   std::vector<ChunkProgram> programs;  ///< q chunks with something to do
 };
 
 /// StateOp::kv_block is the index into the owner's Shard::kv.
 struct Schedule {
-  std::vector<Step> steps;      ///< P of them
+  std::vector<Step> steps;  ///< P of them
   std::vector<StateOp> ops;
-  int num_carried_slots = 0;    ///< states that live from one step to a later one, at most at a time
-  int num_scratch_slots = 0;    ///< states inside one program, at most
-  int direction = 1;            ///< +1: spans travel to rank + 1
+  int num_carried_slots = 0;  ///< states that live from one step to a later one, at most at a time
+  int num_scratch_slots = 0;  ///< states inside one program, at most
+  int direction = 1;          ///< +1: spans travel to rank + 1
 };
 
-Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank);
+Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
+                       int rank);
 
 }  // namespace cpattn

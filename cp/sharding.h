@@ -1,11 +1,14 @@
-// Sharding: which rank owns which tokens. Whole chunks are dealt, per document; nothing needs to divide anything.
+// Sharding: which rank owns which tokens. Whole chunks are dealt, per document; nothing needs to
+// divide anything.
 //
-// Nouns. A document's tokens are cut into chunks of chunk_tokens counted from the document's start (the last one may be
-// short). Queries and keys are cut and dealt separately; when both have the same length they fall together.
-// Deal. contiguous: P runs of neighbouring chunks. zigzag: 2P runs, pair p = runs (p, 2P-1-p). Runs differ by at most
-// one chunk; for a causal mask zigzag picks, among those, the lengths that even out the visible pairs. Run or pair p of
-// a document goes to rank (p + shift) mod P, the shift chosen so that the busiest rank stays least busy (ties: the
-// smallest); so a pack of short documents spreads over all ranks, and one long document has shift 0.
+// Nouns. A document's tokens are cut into chunks of chunk_tokens counted from the document's start
+// (the last one may be short). Queries and keys are cut and dealt separately; when both have the
+// same length they fall together. Deal. contiguous: P runs of neighbouring chunks. zigzag: 2P runs,
+// pair p = runs (p, 2P-1-p). Runs differ by at most one chunk; for a causal mask zigzag picks,
+// among those, the lengths that even out the visible pairs. Run or pair p of a document goes to
+// rank (p + shift) mod P, the shift chosen so that the busiest rank stays least busy (ties: the
+// smallest); so a pack of short documents spreads over all ranks, and one long document has shift
+// 0.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +19,12 @@
 
 namespace cpattn {
 
-/// A chunk a rank owns: tokens [first, first + num_tokens) of its document, global rows from row_begin, local rows from
-/// local_begin.
+/// A chunk a rank owns: tokens [first, first + num_tokens) of its document, global rows from
+/// row_begin, local rows from local_begin.
 struct OwnedChunk {
   std::int32_t document = 0;
-  std::int64_t chunk = 0;        ///< index within the document
-  std::int64_t first = 0;        ///< position of its first token in the document
+  std::int64_t chunk = 0;  ///< index within the document
+  std::int64_t first = 0;  ///< position of its first token in the document
   std::int64_t num_tokens = 0;
   std::int64_t row_begin = 0;    ///< row in the global tensor
   std::int64_t local_begin = 0;  ///< row in the rank's shard
@@ -50,6 +53,7 @@ Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int w
 std::vector<std::int64_t> global_rows(const std::vector<OwnedChunk>& chunks);
 
 /// Number of visible (query, key) pairs of query positions [first, first + count) of a document.
-std::int64_t visible_pairs(const Document& document, MaskKind mask, std::int64_t first, std::int64_t count);
+std::int64_t visible_pairs(const Document& document, MaskKind mask, std::int64_t first,
+                           std::int64_t count);
 
 }  // namespace cpattn

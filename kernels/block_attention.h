@@ -1,10 +1,12 @@
-// The contract of the forward kernels: a *program* of blocks, merges and finalizes for runs of query rows.
+// The contract of the forward kernels: a *program* of blocks, merges and finalizes for runs of
+// query rows.
 //
-// Nouns. A *chunk* is a fixed-size run of one document (the unit of ownership and of merge order). A *kv block* is one
-// packed kv chunk that is present in this step. A *program* belongs to one q chunk: a list of StateOps over *slots*,
-// each slot one (m, l, o) state (lse.h) for every row and head of the q chunk. Slots < 0 are scratch (they live while
-// the program runs), slots >= 0 are carried from step to step in the caller's `carried` memory.
-// Programs are data made by cp/schedule; a kernel executes them and knows nothing of why they are as they are.
+// Nouns. A *chunk* is a fixed-size run of one document (the unit of ownership and of merge order).
+// A *kv block* is one packed kv chunk that is present in this step. A *program* belongs to one q
+// chunk: a list of StateOps over *slots*, each slot one (m, l, o) state (lse.h) for every row and
+// head of the q chunk. Slots < 0 are scratch (they live while the program runs), slots >= 0 are
+// carried from step to step in the caller's `carried` memory. Programs are data made by
+// cp/schedule; a kernel executes them and knows nothing of why they are as they are.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +27,8 @@ constexpr int scratch_number(SlotIndex slot) { return -1 - slot; }
 
 enum class StateOpKind {
   block,       ///< dst = the state of `kv_block` under `mask`, from a fresh start
-  accumulate,  ///< dst = dst continued over `kv_block` under `mask` (order-free lane: the `arrival` schedule)
+  accumulate,  ///< dst = dst continued over `kv_block` under `mask` (order-free lane: the `arrival`
+               ///< schedule)
   merge,       ///< dst = merge(left, right); dst may be left or right
   finalize,    ///< out, lse of the rows = result of `left`
   finalize_empty,  ///< out = 0, lse = -inf: the rows see no key at all
@@ -53,7 +56,8 @@ struct KvBlock {
   std::int64_t num_keys = 0;
 };
 
-/// Called by the thread that called forward(), between tiles (every 50 to 200 us): the caller's chance to move bytes.
+/// Called by the thread that called forward(), between tiles (every 50 to 200 us): the caller's
+/// chance to move bytes.
 struct ProgressHook {
   void (*call)(void* context) noexcept = nullptr;
   void* context = nullptr;
@@ -72,22 +76,23 @@ struct KernelProblem {
 
 struct PackKvArgs {
   KernelProblem problem;
-  AnyConstTensor k;  ///< [num_keys, Hkv, D]
-  AnyConstTensor v;  ///< [num_keys, Hkv, Dv]
+  AnyConstTensor k;             ///< [num_keys, Hkv, D]
+  AnyConstTensor v;             ///< [num_keys, Hkv, Dv]
   std::byte* packed = nullptr;  ///< packed_kv_bytes(problem, num_keys) bytes, 64-byte aligned
 };
 
 struct ForwardArgs {
   KernelProblem problem;
-  AnyConstTensor q;                         ///< [Tq, Hq, D], the local shard
-  AnyTensor out;                            ///< [Tq, Hq, Dv], f32, f16 or bf16
-  TensorView<float, 2> lse;                 ///< [Tq, Hq]
-  std::span<const KvBlock> kv_blocks;       ///< present in this step
-  std::span<const QueryProgram> programs;   ///< one or none for each q chunk
-  std::byte* carried = nullptr;             ///< num_carried_slots * carried_slot_bytes(problem)
-  std::byte* workspace = nullptr;           ///< workspace_bytes(problem, max scratch slots, kv bytes of a step)
-  int num_scratch_slots = 0;                ///< the most scratch slots any program uses
-  std::int64_t max_step_keys = 0;           ///< the most keys any step holds; sizes the conversion area
+  AnyConstTensor q;                        ///< [Tq, Hq, D], the local shard
+  AnyTensor out;                           ///< [Tq, Hq, Dv], f32, f16 or bf16
+  TensorView<float, 2> lse;                ///< [Tq, Hq]
+  std::span<const KvBlock> kv_blocks;      ///< present in this step
+  std::span<const QueryProgram> programs;  ///< one or none for each q chunk
+  std::byte* carried = nullptr;            ///< num_carried_slots * carried_slot_bytes(problem)
+  std::byte* workspace =
+      nullptr;                ///< workspace_bytes(problem, max scratch slots, kv bytes of a step)
+  int num_scratch_slots = 0;  ///< the most scratch slots any program uses
+  std::int64_t max_step_keys = 0;  ///< the most keys any step holds; sizes the conversion area
   ProgressHook progress;
 };
 

@@ -18,16 +18,18 @@ enum class Isa { generic, neon, avx2, avx512, avx512_bf16 };
 
 template <>
 struct EnumNames<Isa> {
-  static constexpr std::array kValues{NamedValue<Isa>{Isa::generic, "generic"}, NamedValue<Isa>{Isa::neon, "neon"},
-                                      NamedValue<Isa>{Isa::avx2, "avx2"}, NamedValue<Isa>{Isa::avx512, "avx512"},
-                                      NamedValue<Isa>{Isa::avx512_bf16, "avx512_bf16"}};
+  static constexpr std::array kValues{
+      NamedValue<Isa>{Isa::generic, "generic"}, NamedValue<Isa>{Isa::neon, "neon"},
+      NamedValue<Isa>{Isa::avx2, "avx2"}, NamedValue<Isa>{Isa::avx512, "avx512"},
+      NamedValue<Isa>{Isa::avx512_bf16, "avx512_bf16"}};
 };
 
 struct KernelTable {
   std::string_view name;  ///< "cpu/avx512", ...
   Isa isa = Isa::generic;
 
-  /// Names the arithmetic: two tables with equal numerics give equal bits for this dtype. Part of what ranks agree on.
+  /// Names the arithmetic: two tables with equal numerics give equal bits for this dtype. Part of
+  /// what ranks agree on.
   std::string_view (*numerics)(DType dtype) = nullptr;
 
   /// Bytes of a packed chunk of num_keys keys, a multiple of 64.
@@ -41,18 +43,19 @@ struct KernelTable {
 
   /// Bytes of one carried slot (all heads and rows of one q chunk).
   std::size_t (*carried_slot_bytes)(const KernelProblem& problem) = nullptr;
-  std::size_t (*workspace_bytes)(const KernelProblem& problem, int num_scratch_slots, std::int64_t max_step_keys) = nullptr;
+  std::size_t (*workspace_bytes)(const KernelProblem& problem, int num_scratch_slots,
+                                 std::int64_t max_step_keys) = nullptr;
 
   /// Executes the programs of one step.
   ///
   /// Shapes   see ForwardArgs; Hq % Hkv == 0; D, Dv in [1, 256].
-  /// Dtypes   q, k, v: f32 | f16 | bf16 (equal); out: any of them; lse f32. Accumulation f32, one rounding at the end.
-  /// Strides  any; last dimension contiguous; out and lse alias nothing.
-  /// Units    lse: natural log of the sum of exp(softmax_scale * q.k).
-  /// Empty    a row that sees no key: out = 0, lse = -inf.
-  /// Order    keys ascending from the chunk's first, one accumulator per element; rescale after every kKeyTile keys.
-  ///          The bits of a row depend on the row, the keys it sees and the program only: not on threads, on other
-  ///          rows, on packing or on strides.
+  /// Dtypes   q, k, v: f32 | f16 | bf16 (equal); out: any of them; lse f32. Accumulation f32, one
+  /// rounding at the end. Strides  any; last dimension contiguous; out and lse alias nothing. Units
+  /// lse: natural log of the sum of exp(softmax_scale * q.k). Empty    a row that sees no key: out
+  /// = 0, lse = -inf. Order    keys ascending from the chunk's first, one accumulator per element;
+  /// rescale after every kKeyTile keys.
+  ///          The bits of a row depend on the row, the keys it sees and the program only: not on
+  ///          threads, on other rows, on packing or on strides.
   /// Errors   InvalidArgument before any work. Never communicates, allocates nothing.
   /// Cost     2 * pairs * Hq * (D + Dv) flop.
   /// Source   FlashAttention-2 (Dao 2023); online softmax (Milakov, Gimelshein 2018).

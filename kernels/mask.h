@@ -1,4 +1,5 @@
-// The one visibility rule: which keys of a block a query row sees. Every backend evaluates exactly this.
+// The one visibility rule: which keys of a block a query row sees. Every backend evaluates exactly
+// this.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +20,13 @@ struct EnumNames<MaskKind> {
                                       NamedValue<MaskKind>{MaskKind::causal, "causal"}};
 };
 
-/// The mask of one block (a run of query rows x one kv chunk): row i sees the keys [0, visible_keys(i)) of the chunk.
-/// A prefix, because causal visibility is monotone in the key position.
+/// The mask of one block (a run of query rows x one kv chunk): row i sees the keys [0,
+/// visible_keys(i)) of the chunk. A prefix, because causal visibility is monotone in the key
+/// position.
 struct BlockMask {
   MaskKind kind = MaskKind::full;
-  std::int64_t first_row_limit = 0;  ///< causal: keys that row 0 sees, not yet clamped; row i sees first_row_limit + i
+  std::int64_t first_row_limit =
+      0;  ///< causal: keys that row 0 sees, not yet clamped; row i sees first_row_limit + i
 
   constexpr std::int64_t visible_keys(std::int64_t row, std::int64_t num_keys) const {
     if (kind == MaskKind::full) return num_keys;

@@ -1,6 +1,8 @@
-// A 64-bit digest of plain values, the same on every machine: what ranks compare before they trust each other.
+// A 64-bit digest of plain values, the same on every machine: what ranks compare before they trust
+// each other.
 //
-// FNV-1a over little-endian bytes; every value is preceded by its length, so ("ab", "c") and ("a", "bc") differ.
+// FNV-1a over little-endian bytes; every value is preceded by its length, so ("ab", "c") and ("a",
+// "bc") differ.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,8 @@ class Digest {
     for (const char c : text) add_byte(static_cast<std::uint8_t>(c));
   }
   void add(std::int64_t number) {
-    for (int i = 0; i < 8; ++i) add_byte(static_cast<std::uint8_t>(static_cast<std::uint64_t>(number) >> (8 * i)));
+    for (int i = 0; i < 8; ++i)
+      add_byte(static_cast<std::uint8_t>(static_cast<std::uint64_t>(number) >> (8 * i)));
   }
   std::uint64_t value() const { return state_; }
 

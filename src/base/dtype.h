@@ -1,6 +1,7 @@
 // Element types of the tensors a caller hands us, and exact conversions between them and f32.
 //
-// Rounding to bf16 and f16 is to nearest, ties to even; NaN stays NaN, overflow becomes infinity, f16 denormals are kept.
+// Rounding to bf16 and f16 is to nearest, ties to even; NaN stays NaN, overflow becomes infinity,
+// f16 denormals are kept.
 #pragma once
 
 #include <array>
@@ -31,7 +32,8 @@ constexpr double epsilon(DType dtype) {
 
 template <>
 struct EnumNames<DType> {
-  static constexpr std::array kValues{NamedValue<DType>{DType::f32, "f32"}, NamedValue<DType>{DType::f16, "f16"},
+  static constexpr std::array kValues{NamedValue<DType>{DType::f32, "f32"},
+                                      NamedValue<DType>{DType::f16, "f16"},
                                       NamedValue<DType>{DType::bf16, "bf16"}};
 };
 
@@ -74,11 +76,14 @@ constexpr f16 to_f16(float value) {
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
-  if (magnitude >= 0x477ff000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // >= 65520 rounds to infinity
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // >= 65520 rounds to infinity
   if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding 0.5 aligns the last kept bit with 2^-24, so the addition itself rounds to even.
+    // Below 2^-14: adding 0.5 aligns the last kept bit with 2^-24, so the addition itself rounds to
+    // even.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u))};
+    return {
+        static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u))};
   }
   const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};

@@ -14,12 +14,15 @@ struct NamedValue {
   std::string_view name;
 };
 
-/// Specialise with `static constexpr std::array<NamedValue<E>, N> kValues`, all enumerators, each once.
+/// Specialise with `static constexpr std::array<NamedValue<E>, N> kValues`, all enumerators, each
+/// once.
 template <class E>
 struct EnumNames;
 
 template <class E>
-concept NamedEnum = requires { EnumNames<E>::kValues; };
+concept NamedEnum = requires {
+  EnumNames<E>::kValues;
+};
 
 template <NamedEnum E>
 constexpr std::string_view name_of(E value) {

@@ -1,4 +1,5 @@
-// Exception types, one per cause, and the two checks that throw them. Nothing here prints or aborts.
+// Exception types, one per cause, and the two checks that throw them. Nothing here prints or
+// aborts.
 #pragma once
 
 #include <sstream>
@@ -12,7 +13,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The caller passed something wrong: a field, its value, what was expected. Nothing was exchanged yet.
+/// The caller passed something wrong: a field, its value, what was expected. Nothing was exchanged
+/// yet.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
@@ -48,13 +50,15 @@ std::string concat(const Parts&... parts) {
 /// Checks the caller; always on. The parts are only put together when the check fails.
 template <class Exception = InvalidArgument, class... Parts>
 void require(bool is_met, const Parts&... parts) {
-  if (!is_met) [[unlikely]] throw Exception(detail::concat(parts...));
+  if (!is_met) [[unlikely]]
+    throw Exception(detail::concat(parts...));
 }
 
 /// Checks ourselves; always on, so keep it out of inner loops.
 template <class... Parts>
 void invariant(bool is_met, const Parts&... parts) {
-  if (!is_met) [[unlikely]] throw InternalError(detail::concat("internal error: ", parts...));
+  if (!is_met) [[unlikely]]
+    throw InternalError(detail::concat("internal error: ", parts...));
 }
 
 }  // namespace cpattn

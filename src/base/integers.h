@@ -13,8 +13,8 @@ template <class To, class From>
 constexpr To narrow(From value) {
   static_assert(std::is_integral_v<To> && std::is_integral_v<From>);
   const To result = static_cast<To>(value);
-  require(static_cast<From>(result) == value && ((result < To{}) == (value < From{})), "value ", value,
-          " does not fit into a ", 8 * sizeof(To), "-bit integer");
+  require(static_cast<From>(result) == value && ((result < To{}) == (value < From{})), "value ",
+          value, " does not fit into a ", 8 * sizeof(To), "-bit integer");
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Non-owning, strided views: TensorView knows its element type, AnyTensor carries it at run time.
 //
-// Strides are in elements and may be negative; all offsets are 64-bit. A view never outlives what it looks at.
+// Strides are in elements and may be negative; all offsets are 64-bit. A view never outlives what
+// it looks at.
 #pragma once
 
 #include <array>
@@ -35,7 +36,8 @@ struct TensorView {
 
 /// Row-major strides: the last dimension is contiguous.
 template <std::size_t Rank>
-constexpr std::array<std::int64_t, Rank> contiguous_strides(const std::array<std::int64_t, Rank>& shape) {
+constexpr std::array<std::int64_t, Rank> contiguous_strides(
+    const std::array<std::int64_t, Rank>& shape) {
   std::array<std::int64_t, Rank> strides{};
   std::int64_t step = 1;
   for (std::size_t i = Rank; i-- > 0;) {
@@ -46,7 +48,8 @@ constexpr std::array<std::int64_t, Rank> contiguous_strides(const std::array<std
 }
 
 template <class T, std::size_t Rank>
-TensorView<T, static_cast<int>(Rank)> contiguous_view(T* data, const std::array<std::int64_t, Rank>& shape) {
+TensorView<T, static_cast<int>(Rank)> contiguous_view(T* data,
+                                                      const std::array<std::int64_t, Rank>& shape) {
   return {data, shape, contiguous_strides(shape)};
 }
 
@@ -58,27 +61,31 @@ struct BasicAnyTensor {
   std::array<std::int64_t, 3> shape{};
   std::array<std::int64_t, 3> strides{};  ///< in elements; the last one is 1
 
-  std::int64_t offset(std::int64_t token, std::int64_t head) const { return token * strides[0] + head * strides[1]; }
+  std::int64_t offset(std::int64_t token, std::int64_t head) const {
+    return token * strides[0] + head * strides[1];
+  }
 
   /// Address of (token, head, 0).
   auto* row(std::int64_t token, std::int64_t head) const {
     using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
-    return static_cast<Byte*>(data) + offset(token, head) * static_cast<std::int64_t>(size_of(dtype));
+    return static_cast<Byte*>(data) +
+           offset(token, head) * static_cast<std::int64_t>(size_of(dtype));
   }
 
   operator BasicAnyTensor<const void>() const  // NOLINT: a writable view is a readable one
-    requires(!std::is_const_v<Void>)
-  {
+      requires(!std::is_const_v<Void>) {
     return {data, dtype, shape, strides};
   }
 };
 using AnyTensor = BasicAnyTensor<void>;
 using AnyConstTensor = BasicAnyTensor<const void>;
 
-inline AnyTensor contiguous_tensor(void* data, DType dtype, const std::array<std::int64_t, 3>& shape) {
+inline AnyTensor contiguous_tensor(void* data, DType dtype,
+                                   const std::array<std::int64_t, 3>& shape) {
   return {data, dtype, shape, contiguous_strides(shape)};
 }
-inline AnyConstTensor contiguous_tensor(const void* data, DType dtype, const std::array<std::int64_t, 3>& shape) {
+inline AnyConstTensor contiguous_tensor(const void* data, DType dtype,
+                                        const std::array<std::int64_t, 3>& shape) {
   return {data, dtype, shape, contiguous_strides(shape)};
 }
 

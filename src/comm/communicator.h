@@ -1,8 +1,8 @@
 // Communicator: ranks as endpoints of byte messages, whatever the transport.
 //
-// Policy: bytes move, nothing is added up here (a library reduction would decide order and precision for us).
-// Every wait has a deadline that ends in CommError; after a CommError the communicator must not be used again.
-// A communicator belongs to one thread at a time.
+// Policy: bytes move, nothing is added up here (a library reduction would decide order and
+// precision for us). Every wait has a deadline that ends in CommError; after a CommError the
+// communicator must not be used again. A communicator belongs to one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -23,10 +23,12 @@ inline Clock::time_point deadline_after(Seconds timeout) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
 }
 
-/// Message kinds; a (peer, tag) pair is a FIFO channel. Kept below 2^15, the least a transport must offer.
+/// Message kinds; a (peer, tag) pair is a FIFO channel. Kept below 2^15, the least a transport must
+/// offer.
 enum class Tag : int { ring_header = 1, ring_payload = 2, gather = 3, test = 4 };
 
-/// A posted message that has not been seen to complete. Move it, test it, never drop it while active.
+/// A posted message that has not been seen to complete. Move it, test it, never drop it while
+/// active.
 struct Pending {
   std::int64_t id = -1;
   bool is_active() const { return id >= 0; }
@@ -34,10 +36,10 @@ struct Pending {
 
 /// What a wait is about, for the message of its CommError. `what` must outlive the wait.
 struct WaitContext {
-  std::string_view what;   ///< "ring hop", "all_gather", ...
-  int step = -1;           ///< step of the schedule, -1 when none
-  int peer = -1;           ///< rank waited for, -1 when none in particular
-  std::size_t bytes = 0;   ///< bytes of the message waited for
+  std::string_view what;  ///< "ring hop", "all_gather", ...
+  int step = -1;          ///< step of the schedule, -1 when none
+  int peer = -1;          ///< rank waited for, -1 when none in particular
+  std::size_t bytes = 0;  ///< bytes of the message waited for
 };
 
 class Communicator {
@@ -48,37 +50,40 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string_view transport() const = 0;  ///< "loopback", "mpi", ...
 
-  /// Posts a message. The bytes must stay untouched until test() returned true. Zero bytes are a message too.
-  /// Messages of any size are accepted; the transport cuts them as it needs (64-bit sizes throughout).
-  /// Errors: InvalidArgument for a peer outside [0, size()), CommError from the transport.
+  /// Posts a message. The bytes must stay untouched until test() returned true. Zero bytes are a
+  /// message too. Messages of any size are accepted; the transport cuts them as it needs (64-bit
+  /// sizes throughout). Errors: InvalidArgument for a peer outside [0, size()), CommError from the
+  /// transport.
   [[nodiscard]] virtual Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) = 0;
   [[nodiscard]] virtual Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) = 0;
 
-  /// Makes progress on all traffic; true once this message is complete (`pending` becomes inactive). A length that
-  /// differs from what was posted is a CommError.
+  /// Makes progress on all traffic; true once this message is complete (`pending` becomes
+  /// inactive). A length that differs from what was posted is a CommError.
   virtual bool test(Pending& pending) = 0;
 
-  /// Waits for one message: test() in a loop that gives the processor away when there is nothing to do.
-  /// CommError at `deadline`, naming rank, step, peer and bytes from `context`.
+  /// Waits for one message: test() in a loop that gives the processor away when there is nothing to
+  /// do. CommError at `deadline`, naming rank, step, peer and bytes from `context`.
   void wait(Pending& pending, Clock::time_point deadline, const WaitContext& context);
 
-  /// Everybody's bytes, by rank; sizes may differ. Collective. Built on isend/irecv, so it keeps the deadline.
-  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, Clock::time_point deadline,
-                                                 std::string_view what);
+  /// Everybody's bytes, by rank; sizes may differ. Collective. Built on isend/irecv, so it keeps
+  /// the deadline.
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
+                                                 Clock::time_point deadline, std::string_view what);
 
   /// Like all_gather, but only `root` receives (the others get an empty vector).
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine, int root, Clock::time_point deadline,
-                                             std::string_view what);
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine, int root,
+                                             Clock::time_point deadline, std::string_view what);
 
   void barrier(Clock::time_point deadline, std::string_view what);
 
-  /// Ends all ranks as soon as the transport can, with this exit code. Called by the roof after a failure; on loopback
-  /// it makes every other rank's next test() throw CommError with `reason`.
+  /// Ends all ranks as soon as the transport can, with this exit code. Called by the roof after a
+  /// failure; on loopback it makes every other rank's next test() throw CommError with `reason`.
   virtual void abort(int exit_code, std::string_view reason) noexcept = 0;
 };
 
-/// Compares a text of "key=value" lines over all ranks. Collective, before the first exchange of tensors.
-/// Throws InvalidArgument on *every* rank when any two differ, naming the first differing keys with rank and value.
+/// Compares a text of "key=value" lines over all ranks. Collective, before the first exchange of
+/// tensors. Throws InvalidArgument on *every* rank when any two differ, naming the first differing
+/// keys with rank and value.
 void agree(Communicator& comm, std::string_view lines, Clock::time_point deadline);
 
 }  // namespace cpattn

@@ -1,11 +1,13 @@
 // RingExchange: rotates one byte span per rank around the ring with two slots: post, poll, wait.
 //
-// Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod P. post() starts
-// sending it to the next rank while the previous rank's span arrives in the other slot; wait() ends the hop and swaps
-// the slots. After P-1 hops everyone has seen every span; post() and wait() at the last step do nothing.
-// A span is received into a slot only after that slot's own send was seen complete, so nothing in flight is written.
-// Every hop posts one header and one payload each way, whatever the sizes (empty spans included), so sends and
-// receives always match. The header carries hop, owner, byte count and checksum and is what lengths are verified by.
+// Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod
+// P. post() starts sending it to the next rank while the previous rank's span arrives in the other
+// slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
+// post() and wait() at the last step do nothing. A span is received into a slot only after that
+// slot's own send was seen complete, so nothing in flight is written. Every hop posts one header
+// and one payload each way, whatever the sizes (empty spans included), so sends and receives always
+// match. The header carries hop, owner, byte count and checksum and is what lengths are verified
+// by.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +21,18 @@
 namespace cpattn {
 
 struct RingOptions {
-  int direction = 1;               ///< +1: spans travel to rank + 1; -1: to rank - 1
-  Seconds timeout{60.0};           ///< per hop
-  bool verify_checksum = false;    ///< 64-bit checksum of every payload, checked on arrival
-  std::uint64_t delay_seed = 0;    ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
+  int direction = 1;             ///< +1: spans travel to rank + 1; -1: to rank - 1
+  Seconds timeout{60.0};         ///< per hop
+  bool verify_checksum = false;  ///< 64-bit checksum of every payload, checked on arrival
+  std::uint64_t delay_seed =
+      0;  ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
 };
 
 struct RingStats {
   std::int64_t hops = 0;
   std::int64_t messages_posted = 0;  ///< sends + receives, equal on every rank
   std::size_t bytes_sent = 0;        ///< payload bytes
-  double exposed_seconds = 0.0;      ///< time spent inside wait(): transfer not hidden behind compute
+  double exposed_seconds = 0.0;  ///< time spent inside wait(): transfer not hidden behind compute
 };
 
 class RingExchange {
@@ -50,11 +53,12 @@ class RingExchange {
 
   /// Starts the hop out of this step. Misuse (two posts without a wait) is an InternalError.
   void post();
-  /// Lets the transport make progress; call it every 50 to 200 us while computing. Never throws: an error is kept and
-  /// thrown by wait().
+  /// Lets the transport make progress; call it every 50 to 200 us while computing. Never throws: an
+  /// error is kept and thrown by wait().
   void poll() noexcept;
-  /// Ends the hop: blocks until both directions are done, verifies the header, swaps the slots. CommError at the
-  /// deadline, on a length, owner or checksum mismatch, and for errors kept by poll().
+  /// Ends the hop: blocks until both directions are done, verifies the header, swaps the slots.
+  /// CommError at the deadline, on a length, owner or checksum mismatch, and for errors kept by
+  /// poll().
   void wait();
 
   const RingStats& stats() const;

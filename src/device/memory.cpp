@@ -17,7 +17,8 @@ Buffer::Buffer(std::size_t size_bytes) : size_bytes_(size_bytes) {
   const std::size_t alignment = is_big ? kHugePage : kLine;
   void* memory = std::aligned_alloc(alignment, round_up(size_bytes, alignment));
   require(memory != nullptr, "cannot allocate ", size_bytes, " bytes of host memory");
-  if (is_big) madvise(memory, round_up(size_bytes, alignment), MADV_HUGEPAGE);  // a hint: failing is fine
+  if (is_big)
+    madvise(memory, round_up(size_bytes, alignment), MADV_HUGEPAGE);  // a hint: failing is fine
   std::memset(memory, 0, size_bytes);
   data_.reset(static_cast<std::byte*>(memory));
 }

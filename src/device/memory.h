@@ -7,7 +7,8 @@
 
 namespace cpattn {
 
-/// Zero-initialised host memory, aligned to 64 bytes (2 MiB, with a huge-page hint, from 4 MiB on). Move-only.
+/// Zero-initialised host memory, aligned to 64 bytes (2 MiB, with a huge-page hint, from 4 MiB on).
+/// Move-only.
 class Buffer {
  public:
   Buffer() = default;
