@@ -6,7 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "cp/config.h"
@@ -34,7 +37,7 @@ struct RunConfig {
   Distribution distribution = Distribution::normal;
   std::int64_t seed = 1;
   std::int64_t seq_len = 2048;
-  std::int64_t kv_len = 0;                  ///< 0: as seq_len
+  std::int64_t kv_len = -1;                 ///< -1: as seq_len (0 is a value: no keys)
   std::vector<std::int64_t> cu_seqlens;     ///< empty: one document of seq_len
   std::vector<std::int64_t> cu_seqlens_kv;  ///< empty: as cu_seqlens
   std::int64_t heads = 8;
@@ -49,6 +52,153 @@ struct RunConfig {
   std::string report;  ///< JSON path
   std::string junit;   ///< JUnit XML path
 };
+
+/// What a knob is about; a subcommand accepts the groups it can honour.
+enum class FieldGroup : unsigned {
+  lanes = 1,       ///< lists that are multiplied into lanes
+  ring = 2,        ///< the rest of CpConfig
+  kernels = 4,     ///< which arithmetic
+  file = 8,        ///< inputs from a tensor file
+  synthetic = 16,  ///< inputs made from a seed
+  parity = 32,     ///< what parity compares and reports
+};
+
+/// What a text value may be.
+enum class TextRule { any, isa_or_auto, dtype_or_same, number_or_auto };
+
+/// One knob of RunConfig; `unset` says what its default means where that is not a value one can
+/// write.
+struct RunField : FieldInfo {
+  FieldGroup group = FieldGroup::lanes;
+  TextRule rule = TextRule::any;
+  std::string_view unset{};
+};
+
+namespace detail {
+
+/// The knobs of CpConfig as RunConfig holds them: mask, sharding and schedule become lists.
+template <class Config, class Visitor>
+void for_each_ring_field(Config& config, bool lanes, Visitor&& visit) {
+  for_each_cp_field(config.cp_config, [&](const FieldInfo& info, auto& field) {
+    using Field = std::remove_cvref_t<decltype(field)>;
+    const RunField as_lane{info, FieldGroup::lanes};
+    const RunField as_ring{info, FieldGroup::ring};
+    if constexpr (std::is_same_v<Field, MaskKind>) {
+      if (lanes) visit(as_lane, config.mask);
+    } else if constexpr (std::is_same_v<Field, ShardingKind>) {
+      if (lanes) visit(as_lane, config.sharding);
+    } else if constexpr (std::is_same_v<Field, ScheduleKind>) {
+      if (lanes) visit(as_lane, config.schedule);
+    } else {
+      if (!lanes) visit(as_ring, field);
+    }
+  });
+}
+
+template <class Config, class Visitor>
+void for_each_synthetic_field(Config& config, Visitor&& visit) {
+  constexpr FieldGroup group = FieldGroup::synthetic;
+  constexpr double max_tokens = 1099511627776.0;  // 2^40
+  visit(RunField{{"distribution", "what synthetic q, k, v look like"}, group}, config.distribution);
+  visit(RunField{{"seed",
+                  "seed of synthetic inputs; an element depends on it, the tensor and the "
+                  "global index only",
+                  0, 9007199254740992.0},
+                 group},
+        config.seed);
+  visit(RunField{{"seq_len", "query tokens of one document", 0, max_tokens}, group},
+        config.seq_len);
+  visit(RunField{{"kv_len", "key tokens of one document", 0, max_tokens},
+                 group,
+                 TextRule::any,
+                 "as seq_len"},
+        config.kv_len);
+  visit(
+      RunField{{"cu_seqlens",
+                "packed documents: cumulative query lengths from 0; equal neighbours are an empty "
+                "document; replaces seq_len",
+                0, max_tokens},
+               group,
+               TextRule::any,
+               "one document of seq_len"},
+      config.cu_seqlens);
+  visit(RunField{{"cu_seqlens_kv", "cumulative key lengths, as many as cu_seqlens", 0, max_tokens},
+                 group,
+                 TextRule::any,
+                 "as cu_seqlens"},
+        config.cu_seqlens_kv);
+  visit(RunField{{"heads", "query heads, a multiple of kv_heads", 1, 4096}, group}, config.heads);
+  visit(RunField{{"kv_heads", "key and value heads", 1, 4096}, group}, config.kv_heads);
+  visit(RunField{{"head_dim", "channels of a query and key head", 1, kMaxHeadDim}, group},
+        config.head_dim);
+  visit(RunField{{"value_dim", "channels of a value head", 1, kMaxHeadDim},
+                 group,
+                 TextRule::any,
+                 "as head_dim"},
+        config.value_dim);
+}
+
+}  // namespace detail
+
+/// Calls visit(const RunField&, field&) for every knob, in documentation order. Config is RunConfig
+/// or const RunConfig.
+template <class Config, class Visitor>
+void for_each_run_field(Config& config, Visitor&& visit) {
+  visit(RunField{{"cp", "context-parallel sizes, one run each", 1, 4096, Scope::local},
+                 FieldGroup::lanes},
+        config.cp);
+  detail::for_each_ring_field(config, true, visit);
+  visit(RunField{{"dtype", "element type of q, k and v; inputs are rounded to it once"},
+                 FieldGroup::lanes},
+        config.dtype);
+  detail::for_each_ring_field(config, false, visit);
+  visit(RunField{{"isa", "instruction set of the kernels; auto takes the best this machine has", 0,
+                  0, Scope::local},
+                 FieldGroup::kernels,
+                 TextRule::isa_or_auto},
+        config.isa);
+  visit(RunField{{"out_dtype", "element type of out; same is that of the inputs"},
+                 FieldGroup::kernels,
+                 TextRule::dtype_or_same},
+        config.out_dtype);
+  visit(RunField{{"softmax_scale", "factor of q.k, any finite number; auto is 1 / sqrt(head_dim)"},
+                 FieldGroup::kernels,
+                 TextRule::number_or_auto},
+        config.softmax_scale);
+  visit(RunField{{"tensors", "safetensors file with q, k, v and optional cu_seqlens"},
+                 FieldGroup::file,
+                 TextRule::any,
+                 "synthetic inputs"},
+        config.tensors);
+  visit(RunField{{"layer", "prefix of the tensors to take from the file"},
+                 FieldGroup::file,
+                 TextRule::any,
+                 "all of them"},
+        config.layer);
+  detail::for_each_synthetic_field(config, visit);
+  visit(RunField{{"reference_rows", "query rows compared with the double-precision reference", 1,
+                  1099511627776.0},
+                 FieldGroup::parity,
+                 TextRule::any,
+                 "as many as fit the work budget"},
+        config.reference_rows);
+  visit(RunField{{"inject", "plants this fault; the verdict must turn red"},
+                 FieldGroup::parity,
+                 TextRule::any,
+                 "none"},
+        config.inject);
+  visit(RunField{{"report", "writes the verdict and every lane as JSON to this file", 0, 0,
+                  Scope::local},
+                 FieldGroup::parity,
+                 TextRule::any,
+                 "none"},
+        config.report);
+  visit(RunField{{"junit", "writes the same as JUnit XML to this file", 0, 0, Scope::local},
+                 FieldGroup::parity,
+                 TextRule::any,
+                 "none"},
+        config.junit);
+}
 
 /// One combination of the lists above, without the CP size.
 struct LaneConfig {
