@@ -1,12 +1,25 @@
-# The found / not-found table at the end of configure: what was found, and what will therefore work.
-macro(cp_row name found gives)
-  if(${found})
+# The found / not-found table at the end of configure: what is there, and what will therefore work.
+
+# cp_row(name found gives remedy): one line; `remedy` says how to get what is missing.
+function(cp_row name found gives remedy)
+  if(found)
     message(STATUS "  found      ${name}: ${gives}")
   else()
-    message(STATUS "  not found  ${name}: without it no ${gives}")
+    message(STATUS "  not found  ${name}: without it no ${gives} (${remedy})")
   endif()
-endmacro()
-message(STATUS "cpattn ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}")
-cp_row("MPI" MPI_CXX_FOUND "ranks as processes (CP2, CP4, ... over Open MPI)")
-cp_row("OpenMP" OpenMP_CXX_FOUND "threads inside a rank")
-cp_row("CUDA toolkit" CUDAToolkit_FOUND "CUDA kernels (not part of this version: CPU only)")
+endfunction()
+
+message(STATUS "cpattn ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} "
+               "${CMAKE_CXX_COMPILER_VERSION}")
+if(CP_WITH_MPI)
+  set(remedy "apt-get install openmpi-bin libopenmpi-dev")
+else()
+  set(remedy "switched off: -DCP_WITH_MPI=ON")
+endif()
+cp_row("MPI ${MPI_CXX_VERSION}" "${MPI_CXX_FOUND}" "ranks as processes" "${remedy}")
+cp_row("OpenMP" "${OpenMP_CXX_FOUND}" "threads inside a rank" "a compiler with -fopenmp")
+if(CUDAToolkit_FOUND)
+  message(STATUS "  found      CUDA toolkit ${CUDAToolkit_VERSION}: not used, this version runs on CPU only")
+else()
+  message(STATUS "  not found  CUDA toolkit: not needed, this version runs on CPU only")
+endif()

@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# From a fresh Debian machine to a verdict in one command; see `launch/quickstart.sh help`.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+build="$root/build"
+
+# What building and running needs; `test` adds what only the tests need.
+build_packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-options-dev
+  libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev)
+test_packages=(python3 iproute2)
+
+usage() {
+  cat <<'TXT'
+usage: launch/quickstart.sh parity [OPTION...]   build, then compare CP1, CP2 and CP4 bit for bit
+       launch/quickstart.sh test [OPTION...]     build everything with -Werror, then run the tests
+       launch/quickstart.sh build                install what is missing, configure and build
+       launch/quickstart.sh help                 this text
+
+OPTIONs of parity go to `cpattn parity`, those of test to ctest:
+       launch/quickstart.sh parity --cp 1,2,3,7 --mask full
+       launch/quickstart.sh test -L fast
+
+Missing Debian packages are installed with apt-get (as root or through sudo). The build is Release,
+in build/ beside this folder; the program is build/bin/cpattn. Run it from any folder, as often as
+you like: what is there already is not done again.
+
+exit status: that of the program that ran; 2 bad usage, 3 something needed is missing.
+TXT
+}
+
+say() { printf '==> %s\n' "$*"; }
+
+# die STATUS MESSAGE...
+die() {
+  local status=$1
+  shift
+  printf 'quickstart: %s\n' "$@" >&2
+  exit "$status"
+}
+
+is_installed() {
+  [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+# Prefix that makes a command run as root, into `as_root`; false when there is none.
+find_root() {
+  as_root=()
+  [[ $(id -u) == 0 ]] && return
+  command -v sudo >/dev/null || return
+  as_root=(sudo)
+  # Without a terminal nobody can type a password.
+  [[ -t 0 ]] || sudo -n true 2>/dev/null
+}
+
+install_packages() {
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    say "not a Debian system: taking it that the equivalents of these are there: $*"
+    return
+  fi
+  local missing=() package
+  for package in "$@"; do
+    is_installed "$package" || missing+=("$package")
+  done
+  if ((${#missing[@]} == 0)); then
+    say "packages: all $# are installed"
+    return
+  fi
+  if ! find_root; then
+    die 3 "missing packages, and neither root nor sudo to install them with. As root, run:" \
+      "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+  fi
+  say "packages: installing ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q
+    -o DPkg::Lock::Timeout=120)
+  # One unreachable source must not stop us when the others have what we need.
+  "${apt[@]}" update </dev/null || say "apt-get update reported an error; trying to install anyway"
+  "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null ||
+    die 3 "apt-get could not install: ${missing[*]}"
+}
+
+# The value of a variable in the cache of an earlier configure, empty when there is none.
+cached() {
+  [[ -f $build/CMakeCache.txt ]] || return 0
+  sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"
+}
+
+configure() {
+  local options=(-S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release "$@")
+  if [[ -z $(cached CMAKE_GENERATOR) ]]; then
+    options+=(-G Ninja)
+  elif [[ $(cached CMAKE_HOME_DIRECTORY) != "$root" ]]; then
+    say "build/ was configured for $(cached CMAKE_HOME_DIRECTORY): configuring it afresh"
+    options+=(--fresh -G Ninja)
+  fi
+  say "configure: cmake ${options[*]}"
+  mkdir -p "$build"
+  local log="$build/configure.log"
+  if ! cmake "${options[@]}" >"$log" 2>&1 </dev/null; then
+    cat "$log" >&2
+    die 3 "configure failed; its messages are above"
+  fi
+  sed -n '/^-- cpattn /,$p' "$log"
+}
+
+build_targets() {
+  say "build: cmake --build build --target $*"
+  cmake --build "$build" --parallel "$(nproc)" --target "$@" </dev/null
+}
+
+check_compiler() {
+  local compiler=${CXX:-c++} version
+  command -v "${compiler%% *}" >/dev/null || die 3 "no C++ compiler: $compiler is not there"
+  version=$($compiler -dumpversion)
+  if [[ $($compiler --version) != *clang* ]] && ((${version%%.*} < 12)); then
+    die 3 "$compiler is version $version; C++20 as used here needs g++ 12 or newer (set CXX)"
+  fi
+}
+
+main() {
+  local command=${1-help}
+  (($# == 0)) || shift
+  case $command in
+    parity)
+      install_packages "${build_packages[@]}"
+      check_compiler
+      configure
+      build_targets cpattn
+      cd -- "$root"
+      say "run: build/bin/cpattn parity --config configs/parity/quickstart.yaml $*"
+      exec build/bin/cpattn parity --config configs/parity/quickstart.yaml "$@"
+      ;;
+    test)
+      install_packages "${build_packages[@]}" "${test_packages[@]}"
+      check_compiler
+      configure -DCP_WERROR=ON -DCP_BUILD_TESTS=ON
+      build_targets all
+      cd -- "$root"
+      say "run: ctest --test-dir build --output-on-failure $*"
+      exec ctest --test-dir build --output-on-failure --no-tests=error --no-label-summary "$@"
+      ;;
+    build)
+      (($# == 0)) || die 2 "build takes no options, got: $*"
+      install_packages "${build_packages[@]}"
+      check_compiler
+      configure
+      build_targets all
+      say "built: build/bin/cpattn"
+      ;;
+    help | -h | --help)
+      usage
+      ;;
+    *)
+      usage >&2
+      die 2 "unknown command: $command"
+      ;;
+  esac
+}
+
+main "$@"
