@@ -127,8 +127,12 @@ main() {
       configure
       build_targets cpattn
       cd -- "$root"
-      say "run: build/bin/cpattn parity --config configs/parity/quickstart.yaml $*"
-      exec build/bin/cpattn parity --config configs/parity/quickstart.yaml "$@"
+      local options=("$@")
+      if [[ " $*" != *" --config"* ]]; then
+        options=(--config configs/parity/quickstart.yaml "$@")
+      fi
+      say "run: build/bin/cpattn parity ${options[*]}"
+      exec build/bin/cpattn parity "${options[@]}"
       ;;
     test)
       install_packages "${build_packages[@]}" "${test_packages[@]}"

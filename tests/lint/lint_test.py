@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """The linters can fail: every rule is fed a tree that breaks it, and one that does not."""
 
+import contextlib
+import io
 import pathlib
 import tempfile
 import unittest
@@ -8,7 +10,7 @@ import unittest
 import layering
 import links
 import text
-from tree import Tree
+from tree import Tree, report
 
 _HEADER = "#pragma once\n"
 
@@ -30,6 +32,16 @@ class LintTest(unittest.TestCase):
         found = self.findings(linter, files)
         self.assertEqual(1, len(found), found)
         self.assertIn(expected, found[0])
+
+
+class ReportTest(LintTest):
+    def test_exit_status(self):
+        with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(1, report(Tree(root), [], "an empty tree"))
+            (pathlib.Path(root) / "cp").mkdir()
+            (pathlib.Path(root) / "cp/a.h").write_text(_HEADER)
+            self.assertEqual(0, report(Tree(root), [], "a clean tree"))
+            self.assertEqual(1, report(Tree(root), ["cp/a.h:1: odd"], "one finding"))
 
 
 class LayeringTest(LintTest):

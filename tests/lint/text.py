@@ -74,4 +74,5 @@ def check(tree):
 
 
 if __name__ == "__main__":
-    sys.exit(report(check(Tree(sys.argv[1])), "text"))
+    checkout = Tree(sys.argv[1])
+    sys.exit(report(checkout, check(checkout), "text"))

@@ -78,8 +78,10 @@ def without_comments_and_strings(text):
     return _TOKEN.sub(_blank, text)
 
 
-def report(findings, what):
-    """Prints what was found; the exit status."""
+def report(tree, findings, what):
+    """Prints what was found; the exit status. A tree without code was not looked at at all."""
+    if not tree.code():
+        findings = [*findings, Finding(".", 1, f"no code under {tree.root}")]
     for finding in findings:
         print(finding)
     print(f"{what}: {len(findings)} finding(s)")
