@@ -200,6 +200,33 @@ void for_each_run_field(Config& config, Visitor&& visit) {
         config.junit);
 }
 
+/// Whether a knob has its default value.
+template <class T>
+bool is_default(const RunField& wanted, const T& value) {
+  const RunConfig defaults;
+  bool is_equal = false;
+  for_each_run_field(defaults, [&](const RunField& field, const auto& default_value) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(default_value)>, T>) {
+      if (field.name == wanted.name) is_equal = value == default_value;
+    }
+  });
+  return is_equal;
+}
+
+/// Why a knob changes nothing in this configuration; empty when it does. `key` is that of a
+/// RunField.
+std::string_view why_without_effect(const RunConfig& config, std::string_view key);
+
+/// for_each_run_field without the knobs that change nothing or were left unset.
+template <class Visitor>
+void for_each_effective_field(const RunConfig& config, Visitor&& visit) {
+  for_each_run_field(config, [&](const RunField& field, const auto& value) {
+    if (!why_without_effect(config, field.name).empty()) return;
+    if (!field.unset.empty() && is_default(field, value)) return;
+    visit(field, value);
+  });
+}
+
 /// One combination of the lists above, without the CP size.
 struct LaneConfig {
   MaskKind mask;

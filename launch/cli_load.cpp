@@ -1,0 +1,118 @@
+#include "launch/cli_load.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/shape.h"
+#include "launch/cli_values.h"
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+/// Problems so far; all are reported together.
+class Problems {
+ public:
+  /// Runs a check and keeps what it throws under `label`.
+  template <class Check>
+  void collect(const std::string& label, Check&& check) {
+    try {
+      check();
+    } catch (const InvalidArgument& error) {
+      add(label.empty() ? error.what() : label + ": " + error.what());
+    }
+  }
+  void add(const std::string& problem) {
+    if (!text_.empty()) text_ += '\n';
+    text_ += problem;
+  }
+  bool is_empty() const { return text_.empty(); }
+  void raise() const { require(text_.empty(), text_); }
+
+ private:
+  std::string text_;
+};
+
+void apply(const Setting& setting, RunConfig& config, Problems& problems) {
+  bool is_known = false;
+  for_each_run_field(config, [&](const RunField& field, auto& value) {
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if (field.name != setting.key) return;
+    is_known = true;
+    problems.collect(setting.label, [&] {
+      require(kIsList<Value> || !setting.is_list, "expected ", expected_value(field, value),
+              ", got a list");
+      parse_value(field, setting.items, value);
+    });
+  });
+  if (!is_known) {
+    problems.add(setting.label + ": unknown key" + suggestion(setting.key, knob_names()));
+  }
+}
+
+void check_batch(const RunConfig& config) {
+  const auto& cu = config.cu_seqlens;
+  if (cu.empty()) return;
+  const auto& cu_kv = config.cu_seqlens_kv.empty() ? cu : config.cu_seqlens_kv;
+  batch_from_cu_seqlens(cu, cu_kv, cu.back(), cu_kv.back());
+}
+
+void check_shape(const RunConfig& config) {
+  AttentionShape shape;
+  shape.num_heads = config.heads;
+  shape.num_kv_heads = config.kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.value_dim = config.value_dim == 0 ? config.head_dim : config.value_dim;
+  validate(shape);
+}
+
+}  // namespace
+
+std::vector<std::string> knob_names() {
+  const RunConfig defaults;
+  std::vector<std::string> names;
+  for_each_run_field(defaults,
+                     [&](const RunField& field, const auto&) { names.emplace_back(field.name); });
+  return names;
+}
+
+std::string flag_of(std::string_view key) {
+  std::string flag = "--" + std::string(key);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+RunConfig load_config(std::span<const Setting> file, std::span<const Setting> flags,
+                      GivenKnobs& given) {
+  RunConfig config;
+  Problems problems;
+  for (const auto& settings : std::array{file, flags}) {
+    for (const Setting& setting : settings) {
+      apply(setting, config, problems);
+      given[setting.key] = setting.label;
+    }
+  }
+  problems.raise();  // what follows would only repeat what a refused value caused
+
+  for (const auto& [key, label] : given) {
+    const std::string_view reason = why_without_effect(config, key);
+    if (!reason.empty()) problems.add(label + ": has no effect: " + std::string(reason));
+  }
+  if (config.tensors.empty()) {
+    problems.collect("", [&] { check_shape(config); });
+    problems.collect("", [&] { check_batch(config); });
+  }
+  problems.raise();
+  return config;
+}
+
+std::string agreement_lines(const RunConfig& config) {
+  std::string lines;
+  for_each_run_field(config, [&](const RunField& field, const auto& value) {
+    if (field.scope == Scope::local) return;
+    lines += std::string(field.name) + "=" + format_value(value, ",") + "\n";
+  });
+  return lines;
+}
+
+}  // namespace cpattn

@@ -1,0 +1,162 @@
+#include "launch/cli_yaml.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace cpattn {
+namespace {
+
+constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
+
+/// Takes the parser's events instead of its node tree: the tree hides repeated keys and resolves
+/// aliases, and knows no line of a value that is missing.
+class FlatMapping final : public YAML::EventHandler {
+ public:
+  explicit FlatMapping(std::string name) : name_(std::move(name)) {}
+
+  std::vector<Setting> take() { return std::move(settings_); }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    refuse_anchor(mark, anchor);
+    require(depth_ > 0, where(mark), "expected 'key: value' lines, got an empty document");
+    require(has_key_, where(mark), "expected a key, got nothing");
+    fail_value(mark, "has no value");
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    throw InvalidArgument(where(mark) + key_prefix() + "aliases (*name) are not supported");
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    refuse_anchor(mark, anchor);
+    const bool is_quoted = tag == "!";
+    require(is_quoted || tag.empty() || tag == "?", where(mark), key_prefix(), "tags (", tag,
+            ") are not supported");
+    require(depth_ > 0, where(mark), "expected 'key: value' lines, got '", value, "'");
+    if (!has_key_) {
+      begin_setting(mark, value);
+    } else {
+      settings_.back().items.push_back({value, is_quoted});
+      if (!in_list_) has_key_ = false;
+    }
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    refuse_anchor(mark, anchor);
+    require(depth_ > 0, where(mark), "expected 'key: value' lines, got a list");
+    require(has_key_, where(mark), "expected a key, got a list");
+    if (in_list_) fail_value(mark, "a list inside a list is not supported");
+    in_list_ = true;
+    settings_.back().is_list = true;
+  }
+  void OnSequenceEnd() override {
+    in_list_ = false;
+    has_key_ = false;
+  }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    refuse_anchor(mark, anchor);
+    require(depth_ == 0 || has_key_, where(mark), "expected a key, got a mapping");
+    if (depth_ > 0) fail_value(mark, "a mapping as a value is not supported");
+    ++depth_;
+  }
+  void OnMapEnd() override { --depth_; }
+
+ private:
+  std::string where(const YAML::Mark& mark) const {
+    return fmt::format("{}:{}: ", name_, mark.line + 1);
+  }
+  std::string key_prefix() const { return has_key_ ? settings_.back().key + ": " : ""; }
+
+  void refuse_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
+    require(anchor == 0, where(mark), key_prefix(), "anchors (&name) are not supported");
+  }
+  [[noreturn]] void fail_value(const YAML::Mark& mark, std::string_view problem) const {
+    throw InvalidArgument(where(mark) + key_prefix() + std::string(problem));
+  }
+
+  void begin_setting(const YAML::Mark& mark, const std::string& key) {
+    require(key != "<<", where(mark), "merge keys (<<) are not supported");
+    for (const Setting& earlier : settings_) {
+      require(earlier.key != key, where(mark), key, ": appears twice, first at ",
+              earlier.label.substr(0, earlier.label.rfind(": ")));
+    }
+    settings_.push_back({key, where(mark) + key, false, {}});
+    has_key_ = true;
+  }
+
+  std::string name_;
+  std::vector<Setting> settings_;
+  int depth_ = 0;
+  bool has_key_ = false;  ///< a key was read, its value was not
+  bool in_list_ = false;
+};
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+std::vector<Setting> read_yaml(std::string_view text, const std::string& name) {
+  std::istringstream stream{std::string(text)};
+  FlatMapping mapping(name);
+  try {
+    YAML::Parser parser(stream);
+    require(parser.HandleNextDocument(mapping), name, ": holds no settings");
+    FlatMapping second(name);
+    require(!parser.HandleNextDocument(second), name,
+            ": expected one document, got another after '---'");
+  } catch (const YAML::Exception& error) {
+    throw InvalidArgument(fmt::format("{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg));
+  }
+  return mapping.take();
+}
+
+std::vector<Setting> read_yaml_file(const std::string& path) {
+  std::error_code error;
+  require(std::filesystem::is_regular_file(path, error), path, ": no such file");
+  std::ifstream file(path, std::ios::binary);
+  require(file.is_open(), path, ": cannot be read");
+  require(std::filesystem::file_size(path, error) <= kMaxFileBytes, path,
+          ": a configuration file of more than ", kMaxFileBytes, " bytes is refused");
+  std::ostringstream text;
+  text << file.rdbuf();
+  require(!file.bad(), path, ": cannot be read");
+  return read_yaml(text.str(), path);
+}
+
+std::string to_yaml(const RunConfig& config) {
+  const RunConfig defaults;
+  std::string text;
+  for_each_effective_field(config, [&](const RunField& field, const auto& value) {
+    using Field = std::remove_cvref_t<decltype(value)>;
+    text += field.name;
+    if constexpr (kIsList<Field>) {
+      text += ": [" + format_value(value, ", ") + "]\n";
+    } else if constexpr (std::is_same_v<Field, std::string>) {
+      text += ": " + (field.rule == TextRule::any ? quoted(value) : value) + "\n";
+    } else {
+      text += ": " + format_value(value, "") + "\n";
+    }
+  });
+  return text;
+}
+
+}  // namespace cpattn
