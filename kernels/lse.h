@@ -42,11 +42,8 @@ inline MergeWeights merge_weights(float m_left, float m_right) {
   return {m, std::exp2(m_left - m), std::exp2(m_right - m)};
 }
 
-/// lse of a finished row. The double-precision log is rounded once, so it is the same on every
-/// machine to an ulp.
-inline float finalize_lse(float m, float l) {
-  if (m == kEmptyMax && l == 0.0f) return kEmptyMax;
-  return static_cast<float>(static_cast<double>(m) * kLn2 + std::log(static_cast<double>(l)));
-}
+/// lse of a finished row: m * ln(2) + ln(l) in double, rounded once. Not inline: sources compiled
+/// for wider instruction sets call it too, and must not leave copies of it behind.
+float finalize_lse(float m, float l);
 
 }  // namespace cpattn

@@ -1,0 +1,222 @@
+// One kv block against one lane group of a query tile: scores, exp, P.V. The hot 99 % of the time.
+//
+// Lanes are queries: scores are S^T[key][row], the output is O^T[d][row], so row maximum, row sum,
+// rescale, causal limit and merge are plain lane-wise operations and K, V elements are only broadcast.
+// A *group* is NQ vectors of rows (NQ <= 3) at the same place of every [..][48] array. Each element of
+// S, O, m, l has one accumulation order (d ascending; keys ascending; a rescale after every kKeyTile
+// keys of the chunk), whatever NQ, the register tile or the rows beside it. Registers: 3 x 8 (AVX-512)
+// or 3 x 4 accumulators plus NQ + 1 operands. A masked key has p = 0 exactly and changes no bit.
+// Source: FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax of Milakov and Gimelshein (2018).
+
+constexpr std::int64_t kLd = kQueryTile;  // row stride of all tile arrays
+constexpr int kGroupVectors = 3;
+constexpr int kRegisterRows = CP_REGISTER_ROWS;
+
+template <int NQ>
+struct Lanes {
+  F v[NQ];
+};
+
+/// Multiply-accumulate of one element of the engine.
+template <Engine E>
+CP_INLINE F mac(F a, F b, F sum) {
+#if defined(__AVX512BF16__)
+  if constexpr (E == Engine::bf16_pair) {
+    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
+  }
+#endif
+  return fma(a, b, sum);
+}
+
+/// scores[i][..] = K row i . Q for `Rows` keys; keys at or beyond a lane's limit become -inf.
+template <Engine E, int NQ, int Rows, bool Masked>
+CP_INLINE void score_rows(const float* q, const float* k, std::int64_t steps, float* scores,
+                          const F* limit, float first_key, F* row_max) {
+  F sum[Rows][NQ];
+#pragma GCC unroll 12
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) sum[i][j] = F{};
+  }
+#pragma GCC unroll 4
+  for (std::int64_t s = 0; s < steps; ++s) {
+    F query[NQ];
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) query[j] = load(q + s * kLd + j * kLanes);
+#pragma GCC unroll 12
+    for (int i = 0; i < Rows; ++i) {
+      const F key = broadcast(k[i * steps + s]);
+#pragma GCC unroll 3
+      for (int j = 0; j < NQ; ++j) sum[i][j] = mac<E>(query[j], key, sum[i][j]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < Rows; ++i) {
+    const F key = broadcast(first_key + static_cast<float>(i));
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) {
+      F score = sum[i][j];
+      if constexpr (Masked) score = select_less(key, limit[j], score, broadcast(kEmptyMax));
+      row_max[j] = larger(row_max[j], score);
+      store(scores + i * kLd + j * kLanes, score);
+    }
+  }
+}
+
+template <Engine E, int NQ, bool Masked>
+__attribute__((noinline)) void score_keys(const float* q, const float* k, std::int64_t steps,
+                                          std::int64_t num_keys, float* scores, const F* limit,
+                                          float first_key, F* row_max) {
+  std::int64_t key = 0;
+  const auto rows = [&]<int Rows>() {
+    score_rows<E, NQ, Rows, Masked>(q, k + key * steps, steps, scores + key * kLd, limit,
+                                    first_key + static_cast<float>(key), row_max);
+    key += Rows;
+  };
+  while (key + kRegisterRows <= num_keys) rows.template operator()<kRegisterRows>();
+  if constexpr (kRegisterRows > 4) {
+    if (key + 4 <= num_keys) rows.template operator()<4>();
+  }
+  while (key < num_keys) rows.template operator()<1>();
+}
+
+/// Scores to weights 2^(s * scale - m), in place, and their sum. bf16_pair packs two keys per element and
+/// sums the *rounded* weights by the same instruction as P.V, so equal values average to themselves.
+template <Engine E, int NQ>
+__attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, F scale,
+                                          const F* neg_m, F* l) {
+#if defined(__AVX512BF16__)
+  if constexpr (E == Engine::bf16_pair) {
+    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+    const __m512i interleave = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+        19, 3, 18, 2, 17, 1, 16, 0);
+    for (std::int64_t key = 0; key < num_keys; key += 2) {
+#pragma GCC unroll 3
+      for (int j = 0; j < NQ; ++j) {
+        const F low = exp2_nonpositive<4>(
+            fma(load(scores + key * kLd + j * kLanes), scale, neg_m[j]));
+        const F high = key + 1 < num_keys
+                           ? exp2_nonpositive<4>(
+                                 fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]))
+                           : F{};
+        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+        const __m512i pair = _mm512_permutexvar_epi16(interleave, (__m512i)both);
+        l[j] = (F)_mm512_dpbf16_ps((__m512)l[j], (__m512bh)pair, ones);
+        store(scores + key / 2 * kLd + j * kLanes, (F)pair);
+      }
+    }
+    return;
+  }
+#endif
+  for (std::int64_t key = 0; key < num_keys; ++key) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) {
+      float* place = scores + key * kLd + j * kLanes;
+      const F p = exp2_nonpositive<5>(fma(load(place), scale, neg_m[j]));
+      l[j] = l[j] + p;
+      store(place, p);
+    }
+  }
+}
+
+/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V for `Rows` channels.
+template <Engine E, int NQ, int Rows>
+CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t v_stride,
+                            std::int64_t num_rows, const F* alpha, bool is_first, float* o) {
+  F sum[Rows][NQ];
+#pragma GCC unroll 12
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) {
+      sum[i][j] = is_first ? F{} : load(o + i * kLd + j * kLanes) * alpha[j];
+    }
+  }
+#pragma GCC unroll 4
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    F weight[NQ];
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) weight[j] = load(weights + row * kLd + j * kLanes);
+#pragma GCC unroll 12
+    for (int i = 0; i < Rows; ++i) {
+      const F value = broadcast(v[row * v_stride + i]);
+#pragma GCC unroll 3
+      for (int j = 0; j < NQ; ++j) sum[i][j] = mac<E>(weight[j], value, sum[i][j]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) store(o + i * kLd + j * kLanes, sum[i][j]);
+  }
+}
+
+template <Engine E, int NQ>
+__attribute__((noinline)) void add_values(const float* weights, const float* v,
+                                          std::int64_t value_dim, std::int64_t num_rows,
+                                          const F* alpha, bool is_first, float* o) {
+  std::int64_t d = 0;
+  const auto channels = [&]<int Rows>() {
+    add_channels<E, NQ, Rows>(weights, v + d, value_dim, num_rows, alpha, is_first, o + d * kLd);
+    d += Rows;
+  };
+  while (d + kRegisterRows <= value_dim) channels.template operator()<kRegisterRows>();
+  if constexpr (kRegisterRows > 4) {
+    if (d + 4 <= value_dim) channels.template operator()<4>();
+  }
+  while (d < value_dim) channels.template operator()<1>();
+}
+
+/// One group's view of a state.
+struct GroupState {
+  float* m;
+  float* l;
+  float* o;
+};
+
+/// Continues `state` (or starts it, when is_fresh) over the first max_limit keys of a block.
+/// `limit[j]` holds, per lane, how many keys of the block the row sees; min_limit the smallest of them.
+template <Engine E, int NQ>
+void attend_block(const float* q, const float* k, const float* v, std::int64_t steps,
+                  std::int64_t value_dim, F scale, const F* limit, std::int64_t min_limit,
+                  std::int64_t max_limit, bool is_fresh, float* scores, const GroupState& state,
+                  const ProgressHook& progress) {
+  F m[NQ], l[NQ];
+  for (int j = 0; j < NQ; ++j) {
+    m[j] = is_fresh ? broadcast(kEmptyMax) : load(state.m + j * kLanes);
+    l[j] = is_fresh ? F{} : load(state.l + j * kLanes);
+  }
+  if (is_fresh && max_limit == 0) {
+    for (std::int64_t d = 0; d < value_dim; ++d) {
+      for (int j = 0; j < NQ; ++j) store(state.o + d * kLd + j * kLanes, F{});
+    }
+  }
+  for (std::int64_t first = 0; first < max_limit; first += kKeyTile) {
+    const std::int64_t num_keys = max_limit - first < kKeyTile ? max_limit - first : kKeyTile;
+    F row_max[NQ];
+    for (int j = 0; j < NQ; ++j) row_max[j] = broadcast(kEmptyMax);
+    const auto score = first + num_keys > min_limit ? score_keys<E, NQ, true> : score_keys<E, NQ, false>;
+    score(q, k + first * steps, steps, num_keys, scores, limit, static_cast<float>(first), row_max);
+
+    F neg_m[NQ], alpha[NQ];
+    for (int j = 0; j < NQ; ++j) {
+      // A row that has seen nothing yet keeps m = -inf; its weights are taken against 0, so they are 0.
+      const F new_m = larger(m[j], row_max[j] * scale);
+      const F safe_m = select_less(broadcast(kEmptyMax), new_m, new_m, F{});
+      alpha[j] = exp2_nonpositive<5>(m[j] - safe_m);
+      neg_m[j] = -safe_m;
+      m[j] = new_m;
+      l[j] = l[j] * alpha[j];
+    }
+    weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, l);
+    const bool is_first = is_fresh && first == 0;
+    const std::int64_t keys_per_row = E == Engine::f32 ? 1 : 2;
+    add_values<E, NQ>(scores, v + first / keys_per_row * value_dim, value_dim,
+                      (num_keys + keys_per_row - 1) / keys_per_row, alpha, is_first, state.o);
+    progress();
+  }
+  for (int j = 0; j < NQ; ++j) {
+    store(state.m + j * kLanes, m[j]);
+    store(state.l + j * kLanes, l[j]);
+  }
+}

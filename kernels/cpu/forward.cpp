@@ -1,0 +1,207 @@
+#include "kernels/cpu/forward.h"
+
+#include <omp.h>
+
+#include "kernels/cpu/packed_kv.h"
+#include "src/base/error.h"
+#include "src/base/integers.h"
+
+namespace cpattn::cpu {
+namespace {
+
+std::int64_t tiles_per_chunk(const KernelProblem& problem) {
+  return ceil_div(problem.max_chunk_rows, kQueryTile);
+}
+
+/// Floats of each part of one thread's memory.
+struct ThreadLayout {
+  std::int64_t q, rows, scores, states;
+  std::int64_t total() const { return q + rows + scores + states; }
+};
+
+ThreadLayout thread_layout(const KernelProblem& problem, Engine engine, int num_scratch_slots) {
+  const std::int64_t steps = steps_of(engine, problem.shape.head_dim);
+  return {steps * kQueryTile, kQueryTile * round_up<std::int64_t>(steps, 16), kKeyTile * kQueryTile,
+          num_scratch_slots * state_floats(problem.shape.value_dim)};
+}
+
+bool must_widen(DType dtype, Engine engine) { return dtype != DType::f32 && engine == Engine::f32; }
+
+/// The workspace: [threads][blocks of the step][widened k and v].
+struct Workspace {
+  float* threads;
+  ComputeBlock* blocks;
+  float* widened;
+};
+
+std::size_t thread_area_bytes(const KernelProblem& problem, Engine engine, int num_scratch_slots) {
+  const ThreadLayout layout = thread_layout(problem, engine, num_scratch_slots);
+  return static_cast<std::size_t>(layout.total() * problem.num_threads) * sizeof(float);
+}
+
+std::size_t block_area_bytes(std::int64_t max_step_keys) {
+  return round_up(static_cast<std::size_t>(max_step_keys + 1) * sizeof(ComputeBlock),
+                  std::size_t{64});
+}
+
+Workspace carve(const ForwardArgs& args, Engine engine) {
+  const std::size_t threads = thread_area_bytes(args.problem, engine, args.num_scratch_slots);
+  std::byte* blocks = args.workspace + threads;
+  return {reinterpret_cast<float*>(args.workspace), reinterpret_cast<ComputeBlock*>(blocks),
+          reinterpret_cast<float*>(blocks + block_area_bytes(args.max_step_keys))};
+}
+
+void check(const ForwardArgs& args) {
+  const AttentionShape& shape = args.problem.shape;
+  const auto fits = [&](const AnyConstTensor& tensor, std::int64_t dim, const char* name) {
+    require(tensor.shape[0] == args.q.shape[0] && tensor.shape[1] == shape.num_heads &&
+                tensor.shape[2] == dim && tensor.strides[2] == 1,
+            name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
+            "], last stride ", tensor.strides[2], ": expected [", args.q.shape[0], ", ",
+            shape.num_heads, ", ", dim, "] with a contiguous last dimension");
+  };
+  fits(args.q, shape.head_dim, "q");
+  fits(args.out, shape.value_dim, "out");
+  require(args.q.dtype == args.problem.dtype, "q is ", name_of(args.q.dtype), ", expected ",
+          name_of(args.problem.dtype));
+  require(args.lse.shape[0] == args.q.shape[0] && args.lse.shape[1] == shape.num_heads, "lse [",
+          args.lse.shape[0], ", ", args.lse.shape[1], "]: expected [", args.q.shape[0], ", ",
+          shape.num_heads, "]");
+  std::int64_t keys = 0;
+  for (const KvBlock& block : args.kv_blocks) keys += block.num_keys;
+  require(keys <= args.max_step_keys, "kv blocks hold ", keys, " keys, planned for ",
+          args.max_step_keys);
+}
+
+/// Where each block lies in compute form; widened blocks follow each other in `area`.
+void place_blocks(const ForwardArgs& args, Engine engine, ComputeBlock* blocks, float* area) {
+  const AttentionShape& shape = args.problem.shape;
+  for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
+    const KvBlock& from = args.kv_blocks[i];
+    blocks[i].num_keys = from.num_keys;
+    if (must_widen(args.problem.dtype, engine)) {
+      blocks[i].k = area;
+      blocks[i].v = area + shape.num_kv_heads * from.num_keys * shape.head_dim;
+      area += shape.num_kv_heads * from.num_keys * (shape.head_dim + shape.value_dim);
+    } else {
+      const PackedSizes sizes = packed_sizes(args.problem, engine, from.num_keys);
+      blocks[i].k = reinterpret_cast<const float*>(from.packed);
+      blocks[i].v = reinterpret_cast<const float*>(from.packed + sizes.k);
+    }
+  }
+}
+
+void widen_block(const ForwardArgs& args, const TileKernels& kernels, std::size_t index,
+                 const ComputeBlock& block) {
+  const AttentionShape& shape = args.problem.shape;
+  const DType dtype = args.problem.dtype;
+  const KvBlock& from = args.kv_blocks[index];
+  const PackedSizes sizes = packed_sizes(args.problem, Engine::f32, from.num_keys);
+  const std::int64_t keys = shape.num_kv_heads * from.num_keys;
+  kernels.widen(from.packed, dtype, keys * shape.head_dim, const_cast<float*>(block.k));
+  kernels.widen(from.packed + sizes.k, dtype, keys * shape.value_dim, const_cast<float*>(block.v));
+}
+
+/// Piece of work `index`: heads outermost (neighbours share k and v), long programs first.
+TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* blocks,
+               std::int64_t index) {
+  const AttentionShape& shape = args.problem.shape;
+  const std::int64_t tiles = tiles_per_chunk(args.problem);
+  const auto programs = static_cast<std::int64_t>(args.programs.size());
+  const std::int64_t tile = tiles - 1 - index % tiles;
+  const std::int64_t program_index = programs - 1 - index / tiles % programs;
+  const std::int64_t head = index / tiles / programs;
+  const QueryProgram& program = args.programs[static_cast<std::size_t>(program_index)];
+
+  TileJob job;
+  job.first_row = tile * kQueryTile;
+  job.num_rows =
+      program.num_rows - job.first_row < kQueryTile ? program.num_rows - job.first_row : kQueryTile;
+  if (job.num_rows <= 0) return job;
+  const std::int64_t row = program.row_begin + job.first_row;
+  const std::int64_t state = state_floats(shape.value_dim);
+  job.shape = &args.problem.shape;
+  job.engine = engine;
+  job.ops = program.ops.data();
+  job.num_ops = static_cast<std::int64_t>(program.ops.size());
+  job.kv_head = head / shape.group_size();
+  job.q = args.q.row(row, head);
+  job.q_row_bytes = args.q.strides[0] * static_cast<std::int64_t>(size_of(args.q.dtype));
+  job.dtype = args.q.dtype;
+  job.blocks = blocks;
+  job.carried = reinterpret_cast<float*>(args.carried) + (head * tiles + tile) * state;
+  job.carried_slot = shape.num_heads * tiles * state;
+  job.out = args.out.row(row, head);
+  job.out_row_bytes = args.out.strides[0] * static_cast<std::int64_t>(size_of(args.out.dtype));
+  job.out_dtype = args.out.dtype;
+  job.lse = &args.lse(row, head);
+  job.lse_row_stride = args.lse.strides[0];
+  return job;
+}
+
+TileScratch scratch_of(const ForwardArgs& args, Engine engine, float* threads, int thread) {
+  const ThreadLayout layout = thread_layout(args.problem, engine, args.num_scratch_slots);
+  float* q = threads + thread * layout.total();
+  return {q, q + layout.q, q + layout.q + layout.rows, q + layout.q + layout.rows + layout.scores};
+}
+
+/// This thread's share of everything. Must be called by all threads of the team (or outside of
+/// one).
+void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
+          const Workspace& workspace) {
+  const int thread = omp_get_thread_num();
+  const TileScratch scratch = scratch_of(args, engine, workspace.threads, thread);
+  if (must_widen(args.problem.dtype, engine)) {
+#pragma omp for schedule(dynamic, 1)
+    for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
+      widen_block(args, kernels, i, workspace.blocks[i]);
+      if (thread == 0) args.progress();
+    }
+  }
+  const std::int64_t num_jobs = args.problem.shape.num_heads * tiles_per_chunk(args.problem) *
+                                static_cast<std::int64_t>(args.programs.size());
+#pragma omp for schedule(dynamic, 1)
+  for (std::int64_t i = 0; i < num_jobs; ++i) {
+    TileJob job = job_at(args, engine, workspace.blocks, i);
+    if (job.num_rows <= 0) continue;
+    if (thread == 0) job.progress = args.progress;
+    kernels.run_tile(job, scratch);
+  }
+}
+
+}  // namespace
+
+std::size_t carried_slot_bytes(const KernelProblem& problem) {
+  return static_cast<std::size_t>(problem.shape.num_heads * tiles_per_chunk(problem) *
+                                  state_floats(problem.shape.value_dim)) *
+         sizeof(float);
+}
+
+std::size_t workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
+                            int num_scratch_slots, std::int64_t max_step_keys) {
+  const AttentionShape& shape = problem.shape;
+  const Engine engine = engine_of(problem.dtype, kernels.has_bf16_dot);
+  std::size_t bytes =
+      thread_area_bytes(problem, engine, num_scratch_slots) + block_area_bytes(max_step_keys);
+  if (must_widen(problem.dtype, engine)) {
+    bytes += static_cast<std::size_t>(shape.num_kv_heads * max_step_keys *
+                                      (shape.head_dim + shape.value_dim)) *
+             sizeof(float);
+  }
+  return bytes;
+}
+
+void forward(const ForwardArgs& args, const TileKernels& kernels) {
+  check(args);
+  const Engine engine = engine_of(args.problem.dtype, kernels.has_bf16_dot);
+  const Workspace workspace = carve(args, engine);
+  place_blocks(args, engine, workspace.blocks, workspace.widened);
+  if (args.problem.num_threads == 1) {
+    work(args, kernels, engine, workspace);
+    return;
+  }
+#pragma omp parallel num_threads(args.problem.num_threads)
+  work(args, kernels, engine, workspace);
+}
+
+}  // namespace cpattn::cpu

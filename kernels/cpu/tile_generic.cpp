@@ -1,0 +1,37 @@
+// The tile kernels compiled for any machine: 4-lane vectors the compiler lowers to what it has
+// (NEON on ARM).
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "kernels/cpu/tile_kernels.h"
+#include "kernels/lse.h"
+
+#define CP_LANES 4
+#define CP_REGISTER_ROWS 4
+#if defined(__x86_64__)
+#define CP_VECTOR_REGISTER "x"
+#else
+#define CP_VECTOR_REGISTER "w"
+#endif
+
+namespace cpattn::cpu {
+namespace generic {
+#include "kernels/cpu/simd-inl.h"
+// simd-inl.h first: the others are written in its vectors.
+#include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/widen-inl.h"
+// tile-inl.h last: it uses all of them.
+#include "kernels/cpu/tile-inl.h"
+}  // namespace generic
+
+const TileKernels& generic_tile_kernels() {
+  static constexpr TileKernels kKernels{generic::run_tile, generic::widen, generic::burn, false};
+  return kKernels;
+}
+
+}  // namespace cpattn::cpu

@@ -1,0 +1,90 @@
+// The seam between the instruction-set sources and the rest of the CPU backend: plain structs and
+// function pointers, so that nothing compiled with wider instructions can leak into other sources.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/block_attention.h"
+
+namespace cpattn::cpu {
+
+/// Keys between two rescales of the running state: part of the numerics, equal on every machine.
+inline constexpr std::int64_t kKeyTile = 128;
+/// Rows of a query tile: 3 vectors of 16 lanes. Equal for every instruction set: one state layout.
+inline constexpr std::int64_t kQueryTile = 48;
+
+/// How q, k, v are held while computing. An element is 4 bytes either way.
+enum class Engine {
+  f32,        ///< element = one float
+  bf16_pair,  ///< element = two neighbouring bf16, multiplied by the bf16 dot instruction
+};
+
+/// One kv block in compute form. Element `step` of key j, kv head h: k[(h * num_keys + j) * steps +
+/// step]. f32: v[(h * num_keys + j) * Dv + d]. bf16_pair: v[(h * ceil(num_keys / 2) + j / 2) * Dv +
+/// d] holds keys j (low half) and j + 1; a missing last key is 0.
+struct ComputeBlock {
+  const float* k = nullptr;
+  const float* v = nullptr;
+  std::int64_t num_keys = 0;
+};
+
+/// Elements of the contracted dimension of q.k.
+constexpr std::int64_t steps_of(Engine engine, std::int64_t head_dim) {
+  return engine == Engine::f32 ? head_dim : (head_dim + 1) / 2;
+}
+
+/// State of one tile of one head: m[48], l[48], o[Dv][48].
+constexpr std::int64_t state_floats(std::int64_t value_dim) { return (value_dim + 2) * kQueryTile; }
+
+/// Memory of one thread, every part 64-byte aligned.
+struct TileScratch {
+  float* q = nullptr;       ///< [steps][48]
+  float* rows = nullptr;    ///< [48][steps rounded up to 16]: q rows before the transpose
+  float* scores = nullptr;  ///< [kKeyTile][48]
+  float* states = nullptr;  ///< scratch slots, state_floats each
+};
+
+/// One program on one tile of one query head.
+struct TileJob {
+  const AttentionShape* shape = nullptr;
+  Engine engine = Engine::f32;
+  const StateOp* ops = nullptr;
+  std::int64_t num_ops = 0;
+  std::int64_t first_row = 0;  ///< of the tile within its q chunk
+  std::int64_t num_rows = 0;   ///< 1 .. 48
+  std::int64_t kv_head = 0;
+
+  const std::byte* q = nullptr;  ///< row 0 of the tile, this head
+  std::int64_t q_row_bytes = 0;
+  DType dtype = DType::f32;
+
+  const ComputeBlock* blocks = nullptr;
+  float* carried = nullptr;       ///< slot 0 of this tile and head
+  std::int64_t carried_slot = 0;  ///< floats from one carried slot to the next
+
+  std::byte* out = nullptr;  ///< row 0 of the tile, this head
+  std::int64_t out_row_bytes = 0;
+  DType out_dtype = DType::f32;
+  float* lse = nullptr;
+  std::int64_t lse_row_stride = 0;
+  ProgressHook progress;
+};
+
+struct TileKernels {
+  void (*run_tile)(const TileJob& job, const TileScratch& scratch) = nullptr;
+  /// `count` elements of f16 or bf16 to f32.
+  void (*widen)(const std::byte* from, DType dtype, std::int64_t count, float* to) = nullptr;
+  /// Register-only multiply-accumulates for measuring the peak rate: flops done in `rounds` rounds.
+  double (*burn)(Engine engine, std::int64_t rounds) = nullptr;
+  bool has_bf16_dot = false;
+};
+
+const TileKernels& generic_tile_kernels();
+#if defined(__x86_64__)
+const TileKernels& avx2_tile_kernels();
+const TileKernels& avx512_tile_kernels();
+const TileKernels& avx512_bf16_tile_kernels();
+#endif
+
+}  // namespace cpattn::cpu

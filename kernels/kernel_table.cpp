@@ -1,0 +1,86 @@
+#include "kernels/kernel_table.h"
+
+#include "kernels/cpu/forward.h"
+#include "kernels/cpu/packed_kv.h"
+#include "kernels/cpu/tile_kernels.h"
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+using GetTileKernels = const cpu::TileKernels& (*)();
+
+/// The CPU backend on one instruction set, as the free functions a KernelTable holds.
+template <GetTileKernels Get>
+struct CpuBackend {
+  static cpu::Engine engine(DType dtype) { return cpu::engine_of(dtype, Get().has_bf16_dot); }
+
+  // Lanes are query rows and every operation is exactly rounded, so the f32 engine gives the same
+  // bits on every instruction set. The bf16 dot instruction rounds differently and takes P rounded
+  // to bf16.
+  static std::string_view numerics(DType dtype) {
+    return engine(dtype) == cpu::Engine::f32 ? "f32-fma/tile128/exp2-5" : "bf16-dot/tile128/exp2-4";
+  }
+  static std::size_t packed_kv_bytes(const KernelProblem& problem, std::int64_t num_keys) {
+    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
+    return sizes.k + sizes.v;
+  }
+  static void pack_kv(const PackKvArgs& args) { cpu::pack_kv(args, engine(args.problem.dtype)); }
+  static std::size_t workspace_bytes(const KernelProblem& problem, int num_scratch_slots,
+                                     std::int64_t max_step_keys) {
+    return cpu::workspace_bytes(problem, Get(), num_scratch_slots, max_step_keys);
+  }
+  static void forward(const ForwardArgs& args) { cpu::forward(args, Get()); }
+
+  static constexpr KernelTable table(std::string_view name, Isa isa) {
+    return {
+        name,   isa, numerics, packed_kv_bytes, pack_kv, cpu::carried_slot_bytes, workspace_bytes,
+        forward};
+  }
+};
+
+#if defined(__ARM_NEON)
+constexpr KernelTable kGeneric =
+    CpuBackend<cpu::generic_tile_kernels>::table("cpu/neon", Isa::neon);
+#else
+constexpr KernelTable kGeneric =
+    CpuBackend<cpu::generic_tile_kernels>::table("cpu/generic", Isa::generic);
+#endif
+#if defined(__x86_64__)
+constexpr KernelTable kAvx2 = CpuBackend<cpu::avx2_tile_kernels>::table("cpu/avx2", Isa::avx2);
+constexpr KernelTable kAvx512 =
+    CpuBackend<cpu::avx512_tile_kernels>::table("cpu/avx512", Isa::avx512);
+constexpr KernelTable kAvx512Bf16 =
+    CpuBackend<cpu::avx512_bf16_tile_kernels>::table("cpu/avx512_bf16", Isa::avx512_bf16);
+#endif
+
+}  // namespace
+
+std::vector<const KernelTable*> available_kernels() {
+  std::vector<const KernelTable*> tables{&kGeneric};
+#if defined(__x86_64__)
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (has_avx2) tables.push_back(&kAvx2);
+  if (has_avx512) tables.push_back(&kAvx512);
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) tables.push_back(&kAvx512Bf16);
+#endif
+  return tables;
+}
+
+const KernelTable& default_kernels() { return *available_kernels().back(); }
+
+const KernelTable& find_kernels(Isa isa) {
+  std::string have;
+  for (const KernelTable* table : available_kernels()) {
+    if (table->isa == isa) return *table;
+    have += have.empty() ? "" : ", ";
+    have += name_of(table->isa);
+  }
+  throw Unsupported(detail::concat("isa ", name_of(isa), ": this machine has only ", have));
+}
+
+}  // namespace cpattn
