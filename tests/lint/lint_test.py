@@ -172,7 +172,7 @@ class TextTest(LintTest):
         self.assert_clean(
             text,
             {
-                "cp/a.cpp": "/" * 100 + "\n",
+                "cp/a.cpp": "/" * 100 + '\nauto s = R"(\n' + "x" * 120 + '\n)";\n',
                 "docs/a.md": "```\n" + "x" * 200 + "\n```\n| " + "x" * 200 + " |\n",
                 "CMakeLists.txt": "add_compile_options(-fno-fast-math)\n",
                 "tests/data/story.txt": "caf\u00e9\n",

@@ -18,8 +18,20 @@ _FAST_MATH = re.compile(r"-ffast-math|-Ofast|use_fast_math|-funsafe-math|-fassoc
 _OWN_FOLDER = "tests/lint/"  # these files spell out what they look for
 
 
-def _max_columns(name):
-    return MAX_CODE_COLUMNS if name.endswith(CODE_SUFFIXES + (".py", ".sh")) else MAX_PROSE_COLUMNS
+_RAW_STRING = re.compile(r'R"\(.*?\)"', re.DOTALL)
+
+
+def _raw_string_lines(text):
+    """Numbers of the lines that a raw string literal covers: prose inside code."""
+    numbers = set()
+    for match in _RAW_STRING.finditer(text):
+        first = text.count("\n", 0, match.start()) + 1
+        numbers.update(range(first, first + match.group(0).count("\n") + 1))
+    return numbers
+
+
+def _is_prose(name):
+    return not name.endswith(CODE_SUFFIXES + (".py", ".sh"))
 
 
 def _is_generated_text(name):
@@ -31,7 +43,13 @@ def _may_be_long(name, line):
     return name.endswith(".md") and (line.startswith(("|", "    ")) or "](" in line)
 
 
-def _line_findings(name, number, line, in_fence):
+def _column_findings(name, number, line, is_prose):
+    limit = MAX_PROSE_COLUMNS if is_prose else MAX_CODE_COLUMNS
+    if len(line) > limit and not _is_generated_text(name) and not _may_be_long(name, line):
+        yield Finding(name, number, f"{len(line)} columns, at most {limit}")
+
+
+def _line_findings(name, number, line):
     if not line.isascii():
         odd = next(c for c in line if not c.isascii())
         yield Finding(name, number, f"not ASCII: U+{ord(odd):04X}")
@@ -41,10 +59,6 @@ def _line_findings(name, number, line, in_fence):
         yield Finding(name, number, "carriage return")
     if line != line.rstrip() and not _is_generated_text(name):
         yield Finding(name, number, "trailing blanks")
-    limit = _max_columns(name)
-    is_bound = not (_is_generated_text(name) or in_fence or _may_be_long(name, line))
-    if is_bound and len(line) > limit:
-        yield Finding(name, number, f"{len(line)} columns, at most {limit}")
     if name.startswith(_OWN_FOLDER):
         return
     for pattern, message in (
@@ -65,11 +79,15 @@ def check(tree):
             findings.append(Finding(name, text.count("\n") + 1, "no newline at the end"))
         if text.count("\n") > MAX_LINES:
             findings.append(Finding(name, 1, f"{text.count(chr(10))} lines, at most {MAX_LINES}"))
+        raw_lines = _raw_string_lines(text) if name.endswith(CODE_SUFFIXES) else set()
         in_fence = False
         for number, line in tree.lines(name):
             if name.endswith(".md") and line.startswith("```"):
                 in_fence = not in_fence
-            findings += _line_findings(name, number, line, in_fence)
+            findings += _line_findings(name, number, line)
+            if not in_fence:
+                is_prose = _is_prose(name) or number in raw_lines
+                findings += _column_findings(name, number, line, is_prose)
     return findings
 
 
