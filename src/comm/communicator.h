@@ -11,7 +11,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "src/device/memory.h"
 
 namespace cpattn {
 
@@ -36,14 +39,24 @@ struct Pending {
 
 /// What a wait is about, for the message of its CommError. `what` must outlive the wait.
 struct WaitContext {
-  std::string_view what;  ///< "ring hop", "all_gather", ...
-  int step = -1;          ///< step of the schedule, -1 when none
-  int peer = -1;          ///< rank waited for, -1 when none in particular
-  std::size_t bytes = 0;  ///< bytes of the message waited for
+  std::string_view what;        ///< "ring hop", "all_gather", ...
+  int step = -1;                ///< step of the schedule, -1 when none
+  int peer = -1;                ///< rank waited for, -1 when none in particular
+  std::size_t bytes = 0;        ///< bytes of the message waited for
+  bool is_send = false;         ///< waiting for the peer to take our bytes, not for its own
+  Clock::time_point started{};  ///< when the operation as a whole began; default: with the wait
 };
+
+/// The text of the CommError at a deadline, e.g.
+/// "rank 2: step 1: nothing from rank 1 within 5 s (8388608 bytes expected)"; without a step it
+/// names `context.what` instead. `waited` is rounded to milliseconds.
+std::string late_text(int rank, const WaitContext& context, Seconds waited);
 
 class Communicator {
  public:
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
@@ -66,7 +79,8 @@ class Communicator {
   void wait(Pending& pending, Clock::time_point deadline, const WaitContext& context);
 
   /// Everybody's bytes, by rank; sizes may differ. Collective. Built on isend/irecv, so it keeps
-  /// the deadline.
+  /// the deadline; P - 1 rounds of one message each way, so a late rank is named by everyone.
+  /// CommError too when a peer is in a collective with another `what`.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
                                                  Clock::time_point deadline, std::string_view what);
 
@@ -79,11 +93,24 @@ class Communicator {
   /// Ends all ranks as soon as the transport can, with this exit code. Called by the roof after a
   /// failure; on loopback it makes every other rank's next test() throw CommError with `reason`.
   virtual void abort(int exit_code, std::string_view reason) noexcept = 0;
+
+  /// After a failure: keeps memory that an unfinished message may still touch until the
+  /// communicator itself ends.
+  void keep_until_end(Buffer bytes) noexcept { kept_.push_back(std::move(bytes)); }
+
+ protected:
+  /// InvalidArgument when there is no such rank.
+  void check_peer(int peer) const;
+
+ private:
+  struct Collective;
+  std::vector<Buffer> kept_;
 };
 
 /// Compares a text of "key=value" lines over all ranks. Collective, before the first exchange of
-/// tensors. Throws InvalidArgument on *every* rank when any two differ, naming the first differing
-/// keys with rank and value.
+/// tensors. Throws InvalidArgument on *every* rank, with the same text, when any two differ, naming
+/// the first differing keys with ranks and values: "sharding differs between ranks: rank 0 has
+/// zigzag, rank 1 has contiguous". A key that a rank lacks has the value "(absent)".
 void agree(Communicator& comm, std::string_view lines, Clock::time_point deadline);
 
 }  // namespace cpattn

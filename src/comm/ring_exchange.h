@@ -3,16 +3,21 @@
 // Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod
 // P. post() starts sending it to the next rank while the previous rank's span arrives in the other
 // slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
-// post() and wait() at the last step do nothing. A span is received into a slot only after that
-// slot's own send was seen complete, so nothing in flight is written. Every hop posts one header
-// and one payload each way, whatever the sizes (empty spans included), so sends and receives always
-// match. The header carries hop, owner, byte count and checksum and is what lengths are verified
-// by.
+// post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
+// received into a slot only after that slot's own send was seen complete, so nothing in flight is
+// written. Every hop posts one header and one payload each way, whatever the sizes (empty spans
+// included), so sends and receives always match: four operations per hop and rank (the transport
+// cuts huge messages). The header carries hop, owner, byte count and the owner's checksum, and is
+// what lengths are verified by. After a CommError the exchange throws it again on every further
+// post() or wait().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/comm/communicator.h"
@@ -22,7 +27,7 @@ namespace cpattn {
 
 struct RingOptions {
   int direction = 1;             ///< +1: spans travel to rank + 1; -1: to rank - 1
-  Seconds timeout{60.0};         ///< per hop
+  Seconds timeout{60.0};         ///< per hop, counted from wait(), so that compute may take longer
   bool verify_checksum = false;  ///< 64-bit checksum of every payload, checked on arrival
   std::uint64_t delay_seed =
       0;  ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
@@ -68,10 +73,27 @@ class RingExchange {
 
  private:
   struct Hop;
+
+  int last_step() const { return comm_.size() - 1; }
+  int owner_at(int step) const;
+  void post_messages();
+  void progress();
+  void verify_header();
+  void verify_payload() const;
+  std::string describe_late() const;
+  std::string place() const;
+
   Communicator& comm_;
   std::vector<std::size_t> span_bytes_;
   RingOptions options_;
-  // (members to be completed with the implementation)
+  Buffer slots_[2];
+  Buffer headers_;  // outgoing, incoming
+  int current_slot_ = 0;
+  int step_ = 0;
+  std::unique_ptr<Hop> hop_;            // what is in flight; always allocated
+  std::uint64_t current_checksum_ = 0;  // of the span in the current slot, as its owner computed it
+  std::exception_ptr failure_;
+  RingStats stats_;
 };
 
 }  // namespace cpattn

@@ -1,0 +1,217 @@
+#include "src/comm/mpi_comm.h"
+
+#include <algorithm>
+#include <climits>
+#include <exception>
+
+#include "src/base/error.h"
+#include "src/base/integers.h"
+
+namespace cpattn {
+
+namespace {
+
+std::string mpi_text(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS)
+    return "MPI error " + std::to_string(code);
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+bool is_finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+}  // namespace
+
+MpiSession::MpiSession(int* argc, char*** argv) : exceptions_at_start_(std::uncaught_exceptions()) {
+  int is_initialized = 0;
+  MPI_Initialized(&is_initialized);
+  require(is_initialized == 0, "MPI is initialised already: pass its communicator instead");
+  int provided = MPI_THREAD_SINGLE;
+  const int code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+  require<CommError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code ", code);
+  require<Unsupported>(provided >= MPI_THREAD_FUNNELED, "this MPI offers thread level ", provided,
+                       ", needed is MPI_THREAD_FUNNELED (", MPI_THREAD_FUNNELED, ")");
+}
+
+MpiSession::~MpiSession() {
+  if (has_failed_ || std::uncaught_exceptions() > exceptions_at_start_ || is_finalized()) return;
+  MPI_Finalize();
+}
+
+MpiCommunicator::MpiCommunicator(MPI_Comm parent, const MpiOptions& options)
+    : max_message_bytes_(options.max_message_bytes) {
+  require(max_message_bytes_ >= 1 && max_message_bytes_ <= INT_MAX, "max_message_bytes ",
+          max_message_bytes_, ": expected 1 to ", INT_MAX);
+  check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+}
+
+MpiCommunicator::~MpiCommunicator() {
+  // With messages still posted (a failure) the communicator is left to the end of the process.
+  if (active_.empty() && !is_finalized()) MPI_Comm_free(&comm_);
+}
+
+void MpiCommunicator::check(int code, std::string_view call) const {
+  if (code != MPI_SUCCESS) [[unlikely]]
+    throw CommError(detail::concat("rank ", rank_, ": ", call, ": ", mpi_text(code)));
+}
+
+std::unique_ptr<MpiCommunicator> MpiCommunicator::split(int color, int key) const {
+  MPI_Comm group = MPI_COMM_NULL;
+  check(MPI_Comm_split(comm_, color, key, &group), "MPI_Comm_split");
+  auto part =
+      std::make_unique<MpiCommunicator>(group, MpiOptions{.max_message_bytes = max_message_bytes_});
+  check(MPI_Comm_free(&group), "MPI_Comm_free");
+  return part;
+}
+
+NodePlace MpiCommunicator::node_place() const {
+  MPI_Comm node = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
+        "MPI_Comm_split_type");
+  NodePlace place;
+  check(MPI_Comm_rank(node, &place.rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(node, &place.size), "MPI_Comm_size");
+  check(MPI_Comm_free(&node), "MPI_Comm_free");
+  return place;
+}
+
+Pending MpiCommunicator::isend(std::span<const std::byte> bytes, int peer, Tag tag) {
+  check_peer(peer);
+  return add({.is_active = true,
+              .is_send = true,
+              .peer = peer,
+              .tag = static_cast<int>(tag),
+              .source = bytes.data(),
+              .size_bytes = bytes.size()});
+}
+
+Pending MpiCommunicator::irecv(std::span<std::byte> bytes, int peer, Tag tag) {
+  check_peer(peer);
+  return add({.is_active = true,
+              .is_send = false,
+              .peer = peer,
+              .tag = static_cast<int>(tag),
+              .target = bytes.data(),
+              .size_bytes = bytes.size()});
+}
+
+Pending MpiCommunicator::add(Operation operation) {
+  const std::size_t pieces = ceil_div(operation.size_bytes, max_message_bytes_);
+  operation.num_pieces = static_cast<std::int64_t>(std::max<std::size_t>(pieces, 1));
+  if (free_.empty()) {
+    free_.push_back(static_cast<int>(operations_.size()));
+    operations_.emplace_back();
+  }
+  const int id = free_.back();
+  free_.pop_back();
+  operations_[id] = std::move(operation);
+  active_.push_back(id);
+  post_pieces(id);
+  return {id};
+}
+
+std::size_t MpiCommunicator::piece_bytes(const Operation& operation, std::int64_t piece) const {
+  const std::size_t begin = static_cast<std::size_t>(piece) * max_message_bytes_;
+  return std::min(max_message_bytes_, operation.size_bytes - begin);
+}
+
+/// A channel is FIFO only if no message's first piece overtakes an earlier message's last one.
+bool MpiCommunicator::may_post(int id) const {
+  for (const int earlier : active_) {
+    if (earlier == id) break;
+    const Operation& other = operations_[earlier];
+    if (other.num_posted < other.num_pieces && other.is_same_channel(operations_[id])) return false;
+  }
+  return true;
+}
+
+void MpiCommunicator::post_pieces(int id) {
+  Operation& operation = operations_[id];
+  if (operation.num_posted == operation.num_pieces || !may_post(id)) return;
+  while (operation.num_posted < operation.num_pieces &&
+         operation.num_posted - operation.num_done < kWindow)
+    post_piece(operation);
+}
+
+void MpiCommunicator::post_piece(Operation& operation) {
+  const std::size_t begin = static_cast<std::size_t>(operation.num_posted) * max_message_bytes_;
+  const int count = narrow<int>(piece_bytes(operation, operation.num_posted));
+  MPI_Request* request = &operation.window[operation.num_posted % kWindow];
+  if (operation.is_send) {
+    check(MPI_Isend(operation.source + begin, count, MPI_BYTE, operation.peer, operation.tag, comm_,
+                    request),
+          "MPI_Isend");
+  } else {
+    check(MPI_Irecv(operation.target + begin, count, MPI_BYTE, operation.peer, operation.tag, comm_,
+                    request),
+          "MPI_Irecv");
+  }
+  ++operation.num_posted;
+  ++num_mpi_messages_;
+}
+
+void MpiCommunicator::check_length(const Operation& operation, std::int64_t piece,
+                                   const MPI_Status& status) const {
+  int count = MPI_UNDEFINED;  // a piece is below INT_MAX bytes, so the query is exact
+  check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+  const auto expected = narrow<int>(piece_bytes(operation, piece));
+  require<CommError>(count == expected, "rank ", rank_, ": a message from rank ", operation.peer,
+                     ", tag ", operation.tag, ", has ", count, " bytes, ", expected,
+                     " expected (piece ", piece, " of ", operation.num_pieces, ")");
+}
+
+void MpiCommunicator::advance(int id) {
+  Operation& operation = operations_[id];
+  if (!operation.error.empty()) return;
+  try {
+    post_pieces(id);
+    while (operation.num_done < operation.num_posted) {
+      int is_complete = 0;
+      MPI_Status status;
+      check(MPI_Test(&operation.window[operation.num_done % kWindow], &is_complete, &status),
+            operation.is_send ? "sending" : "receiving");
+      if (!is_complete) return;
+      if (!operation.is_send) check_length(operation, operation.num_done, status);
+      ++operation.num_done;
+      post_pieces(id);
+    }
+  } catch (const CommError& error) {
+    operation.error = error.what();
+  }
+}
+
+bool MpiCommunicator::test(Pending& pending) {
+  invariant(pending.is_active() && pending.id < static_cast<std::int64_t>(operations_.size()) &&
+                operations_[pending.id].is_active,
+            "rank ", rank_, ": test() of a message that is not active");
+  const int id = static_cast<int>(pending.id);
+  // MPI_Test progresses whatever is posted; what is not posted yet is up to us.
+  for (const int other : active_) {
+    if (other != id && operations_[other].num_posted < operations_[other].num_pieces) {
+      advance(other);
+    }
+  }
+  advance(id);
+  if (!operations_[id].error.empty()) throw CommError(operations_[id].error);
+  if (operations_[id].num_done < operations_[id].num_pieces) return false;
+
+  operations_[id].is_active = false;
+  active_.erase(std::find(active_.begin(), active_.end(), id));
+  free_.push_back(id);
+  pending = {};
+  return true;
+}
+
+void MpiCommunicator::abort(int exit_code, std::string_view /*reason*/) noexcept {
+  MPI_Abort(comm_, exit_code);
+}
+
+}  // namespace cpattn
