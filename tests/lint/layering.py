@@ -62,8 +62,10 @@ _FORBIDDEN_BELOW_LAUNCH = (
         r"(?<!void )" + _CALL + r"(?:exit|_exit|_Exit|quick_exit|abort|terminate)\s*\(",
         "ends the process: throw an exception of src/base/error.h",
     ),
-    (r"^\s*default\s*:", "`default:` hides a new enumerator from -Wswitch"),
 )
+# Labels spelled Enum::value belong to a switch over an enum; its default hides a new value.
+_CASE = re.compile(r"^\s*case\s+(?P<label>[^:]*(?:::[^:]+)*):(?!:)")
+_DEFAULT = re.compile(r"^\s*default\s*:")
 _PRAGMA_OMP = re.compile(r"^\s*#\s*pragma\s+omp\b|\b_Pragma\s*\(\s*\"omp\b")
 _USING_NAMESPACE = re.compile(r"^\s*using\s+namespace\b")
 
@@ -101,7 +103,12 @@ def _third_party_findings(tree, name):
 
 def _code_findings(tree, name):
     code = without_comments_and_strings(tree.text(name)).split("\n")
+    last_label = ""
     for number, line in enumerate(code, start=1):
+        case = _CASE.match(line)
+        last_label = case["label"] if case else last_label
+        if _DEFAULT.match(line) and "::" in last_label and not name.startswith("tests/"):
+            yield Finding(name, number, "`default:` hides a new enumerator from -Wswitch")
         if _BELOW_LAUNCH.match(name):
             for pattern, message in _FORBIDDEN_BELOW_LAUNCH:
                 if re.search(pattern, line):
@@ -110,7 +117,9 @@ def _code_findings(tree, name):
             yield Finding(name, number, "OpenMP belongs to kernels/cpu")
         if name.endswith(".h") and _USING_NAMESPACE.match(line):
             yield Finding(name, number, "`using namespace` in a header")
-    if name.endswith(".h") and not any(line == "#pragma once" for line in code):
+    # An -inl.h is included once per instruction set, on purpose.
+    is_guarded = name.endswith("-inl.h") or "#pragma once" in code
+    if name.endswith(".h") and not is_guarded:
         yield Finding(name, 1, "no `#pragma once`")
 
 
