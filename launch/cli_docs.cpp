@@ -33,7 +33,7 @@ constexpr std::array kSections{
 constexpr std::string_view kIntroduction =
     R"(# Configuration
 
-<!-- Generated: `build/bin/cpattn docs > docs/configuration.md`. A test fails when this page is stale. -->
+<!-- Generated: `build/bin/cpattn docs > docs/configuration.md`; a test fails when it is stale. -->
 
 Every knob is declared once, and is a flag (`--chunk-tokens 64`) and a key of a YAML file
 (`chunk_tokens: 64`) given by `--config FILE`. A flag wins over the file, the file over the default.
@@ -41,15 +41,15 @@ Every knob is declared once, and is a flag (`--chunk-tokens 64`) and a key of a 
 
 What is accepted, in files and flags alike:
 
-- Integers are plain decimals: `100`, never `0100`, `1e3`, `12.0`, `0x10` or `+5`. Numbers may have a
-  fraction and an exponent and are finite. Booleans are `true` and `false`; a boolean flag without a
-  value is `true`.
+- Integers are plain decimals: `100`, never `0100`, `1e3`, `12.0`, `0x10` or `+5`. Numbers may have
+  a fraction and an exponent and are finite. Booleans are `true` and `false`; a boolean flag without
+  a value is `true`.
 - Quoted text in YAML is text: `"64"` is refused where a number belongs.
-- Lists are `[1, 2]`, a block list or a single value in YAML and `1,2` on the command line; they have at
-  least one element, and lanes name each value once.
+- Lists are `[1, 2]`, a block list or a single value in YAML and `1,2` on the command line; they
+  have at least one element, and lanes name each value once.
 - An unknown or repeated key or flag, an abbreviation, an empty value, and a knob that would have no
-  effect beside the others are refused, with file, line and key. So are anchors, aliases, merge keys,
-  tags, nested values and a second document.
+  effect beside the others are refused, with file, line and key. So are anchors, aliases, merge
+  keys, tags, nested values and a second document.
 - Nothing is read from the environment.
 
 "Agreed" knobs must be equal on all ranks: they are compared, by name, before the first exchange.

@@ -171,7 +171,9 @@ TypedOptions parse_options(const Subcommand& subcommand,
       add_typed(subcommand, flag, option.value.empty() ? "" : option.value.front(), typed);
     }
   } catch (const po::unknown_option& error) {
-    throw InvalidArgument(unknown_flag(subcommand, error.get_option_name(), known));
+    const std::string typed_name = error.get_option_name();
+    throw InvalidArgument(
+        unknown_flag(subcommand, typed_name.substr(0, typed_name.find('=')), known));
   } catch (const po::error& error) {
     throw InvalidArgument(error.what());
   }

@@ -4,6 +4,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -17,11 +18,14 @@ constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 /// aliases, and knows no line of a value that is missing.
 class FlatMapping final : public YAML::EventHandler {
  public:
-  explicit FlatMapping(std::string name) : name_(std::move(name)) {}
+  FlatMapping(std::string_view text, std::string name) : text_(text), name_(std::move(name)) {}
 
   std::vector<Setting> take() { return std::move(settings_); }
 
-  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    require(num_documents_++ == 0, where(mark),
+            "expected one list of 'key: value' lines, got another document or other indentation");
+  }
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -32,16 +36,17 @@ class FlatMapping final : public YAML::EventHandler {
   }
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    throw InvalidArgument(where(mark) + key_prefix() + "aliases (*name) are not supported");
+    throw InvalidArgument(place(mark) + "aliases (*name) are not supported");
   }
 
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     refuse_anchor(mark, anchor);
     const bool is_quoted = tag == "!";
-    require(is_quoted || tag.empty() || tag == "?", where(mark), key_prefix(), "tags (", tag,
+    require(is_quoted || tag.empty() || tag == "?", place(mark), "tags (", tag,
             ") are not supported");
     require(depth_ > 0, where(mark), "expected 'key: value' lines, got '", value, "'");
+    if (is_quoted) refuse_open_quote(mark);
     if (!has_key_) {
       begin_setting(mark, value);
     } else {
@@ -77,13 +82,28 @@ class FlatMapping final : public YAML::EventHandler {
   std::string where(const YAML::Mark& mark) const {
     return fmt::format("{}:{}: ", name_, mark.line + 1);
   }
-  std::string key_prefix() const { return has_key_ ? settings_.back().key + ": " : ""; }
+  /// A value is reported at its key: the mark of a missing one is that of the next line.
+  std::string place(const YAML::Mark& mark) const {
+    return has_key_ ? settings_.back().label + ": " : where(mark);
+  }
 
   void refuse_anchor(const YAML::Mark& mark, YAML::anchor_t anchor) const {
-    require(anchor == 0, where(mark), key_prefix(), "anchors (&name) are not supported");
+    require(anchor == 0, place(mark), "anchors (&name) are not supported");
+  }
+  /// yaml-cpp 0.7 takes the end of the file for a closing quote; text over several lines is not
+  /// needed here, so a quote must close on its line. Block text (| and >) comes here as well.
+  void refuse_open_quote(const YAML::Mark& mark) const {
+    const std::string_view rest = text_.substr(std::min<std::size_t>(mark.pos, text_.size()));
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    const char quote = line.empty() ? '\0' : line.front();
+    std::size_t end = 1;
+    while (end < line.size() && line[end] != quote)
+      end += line[end] == '\\' && quote == '"' ? 2 : 1;
+    require((quote == '"' || quote == '\'') && end < line.size(), place(mark),
+            "text must be quoted on one line");
   }
   [[noreturn]] void fail_value(const YAML::Mark& mark, std::string_view problem) const {
-    throw InvalidArgument(where(mark) + key_prefix() + std::string(problem));
+    throw InvalidArgument(place(mark) + std::string(problem));
   }
 
   void begin_setting(const YAML::Mark& mark, const std::string& key) {
@@ -96,8 +116,10 @@ class FlatMapping final : public YAML::EventHandler {
     has_key_ = true;
   }
 
+  std::string_view text_;
   std::string name_;
   std::vector<Setting> settings_;
+  int num_documents_ = 0;
   int depth_ = 0;
   bool has_key_ = false;  ///< a key was read, its value was not
   bool in_list_ = false;
@@ -115,14 +137,15 @@ std::string quoted(const std::string& text) {
 }  // namespace
 
 std::vector<Setting> read_yaml(std::string_view text, const std::string& name) {
+  require(text.find('\0') == std::string_view::npos && !text.starts_with("\xef\xbb\xbf") &&
+              !text.starts_with("\xff\xfe") && !text.starts_with("\xfe\xff"),
+          name, ": expected UTF-8 text without a byte order mark");
   std::istringstream stream{std::string(text)};
-  FlatMapping mapping(name);
+  FlatMapping mapping(text, name);
   try {
     YAML::Parser parser(stream);
     require(parser.HandleNextDocument(mapping), name, ": holds no settings");
-    FlatMapping second(name);
-    require(!parser.HandleNextDocument(second), name,
-            ": expected one document, got another after '---'");
+    parser.HandleNextDocument(mapping);  // throws when there is one
   } catch (const YAML::Exception& error) {
     throw InvalidArgument(fmt::format("{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg));
   }
