@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 import unittest
 
+import commands
 import layering
 import links
 import text
@@ -216,6 +217,39 @@ class LinksTest(LintTest):
     def test_a_page_nobody_links_to(self):
         files = {"docs/README.md": "# Docs\n", "docs/a.md": "# A\n"}
         self.assert_found(links, files, "does not link to docs/a.md")
+
+
+class CommandsTest(LintTest):
+    def findings(self, linter, files):
+        offered = {"parity": {"--cp", "--help"}, "plan": {"--json"}}
+
+        class Bound:
+            @staticmethod
+            def check(tree):
+                return linter.check(tree, offered.get)
+
+        return super().findings(Bound, files)
+
+    def test_what_the_program_offers(self):
+        page = (
+            "`build/bin/cpattn parity --cp 1,2` and cpattn does more in prose\n"
+            "```\n./launch/quickstart.sh parity --cp=3   # --not-a-flag\n"
+            "./launch/quickstart.sh test -L fast\n```\n    cpattn plan --json\n"
+        )
+        self.assert_clean(commands, {"README.md": page})
+
+    def test_what_it_does_not(self):
+        for page, expected in (
+            ("`cpattn parity --size 3`", "cpattn parity has no --size"),
+            ("```\nbuild/bin/cpattn plan --cp 1\n```", "cpattn plan has no --cp"),
+            ("    cpattn bake --json", "cpattn has no bake"),
+            ("`launch/quickstart.sh parity --json`", "cpattn parity has no --json"),
+            ("`launch/quickstart.sh bake`", "has no command bake"),
+        ):
+            with self.subTest(page=page):
+                self.assert_found(commands, {"README.md": page + "\n"}, expected)
+        files = {"configs/parity/a.yaml": "# cpattn parity --json\n"}
+        self.assert_found(commands, files, "cpattn parity has no --json")
 
 
 if __name__ == "__main__":
