@@ -127,12 +127,18 @@ std::vector<std::vector<std::byte>> Communicator::all_gather(std::span<const std
   all[rank()].assign(mine.begin(), mine.end());
   Collective collective(*this, mine, deadline, what);
   try {
+    // All sends before the first wait: nobody waits for a rank that only waits for the late one.
+    std::vector<Collective::Sends> sends(size());
     for (int distance = 1; distance < size(); ++distance) {
-      const int to = (rank() + distance) % size();
-      const int from = (rank() + size() - distance) % size();
-      Collective::Sends sends = collective.start_send(to);
-      all[from] = collective.receive(from);
-      collective.finish_send(sends, to);
+      const int peer = (rank() + distance) % size();
+      sends[peer] = collective.start_send(peer);
+    }
+    for (int distance = 1; distance < size(); ++distance) {
+      const int peer = (rank() + size() - distance) % size();
+      all[peer] = collective.receive(peer);
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) collective.finish_send(sends[peer], peer);
     }
   } catch (...) {
     collective.give_memory_away();

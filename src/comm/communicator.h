@@ -79,8 +79,8 @@ class Communicator {
   void wait(Pending& pending, Clock::time_point deadline, const WaitContext& context);
 
   /// Everybody's bytes, by rank; sizes may differ. Collective. Built on isend/irecv, so it keeps
-  /// the deadline; P - 1 rounds of one message each way, so a late rank is named by everyone.
-  /// CommError too when a peer is in a collective with another `what`.
+  /// the deadline; P - 1 messages each way, meant for small things. CommError too when a peer is
+  /// in a collective with another `what`.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
                                                  Clock::time_point deadline, std::string_view what);
 

@@ -93,7 +93,7 @@ class MpiCommunicator final : public Communicator {
     std::int64_t num_posted = 0;
     std::int64_t num_done = 0;
     std::array<MPI_Request, kWindow> window{};  // piece i is at i % kWindow
-    std::string error{};                          // thrown by its own test()
+    std::string error{};                        // thrown by its own test()
 
     bool is_same_channel(const Operation& other) const {
       return is_send == other.is_send && peer == other.peer && tag == other.tag;

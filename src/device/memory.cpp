@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>  // madvise
 
+#include <cstdint>  // PTRDIFF_MAX
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +14,7 @@ namespace cpattn {
 Buffer::Buffer(std::size_t size_bytes) : size_bytes_(size_bytes) {
   constexpr std::size_t kLine = 64, kHugePage = std::size_t{2} << 20;
   if (size_bytes == 0) return;
+  require(size_bytes <= PTRDIFF_MAX, "cannot allocate ", size_bytes, " bytes of host memory");
   const bool is_big = size_bytes >= 2 * kHugePage;
   const std::size_t alignment = is_big ? kHugePage : kLine;
   void* memory = std::aligned_alloc(alignment, round_up(size_bytes, alignment));
