@@ -5,10 +5,9 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 build="$root/build"
 
-# What building and running needs; `test` adds what only the tests need.
-build_packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-options-dev
-  libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev)
-test_packages=(python3 iproute2)
+# What building, running and testing need (python3: the linters among the tests).
+packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-options-dev
+  libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev python3)
 
 usage() {
   cat <<'TXT'
@@ -55,15 +54,15 @@ find_root() {
 
 install_packages() {
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "not a Debian system: taking it that the equivalents of these are there: $*"
+    say "not a Debian system: taking it that the equivalents of these are there: ${packages[*]}"
     return
   fi
   local missing=() package
-  for package in "$@"; do
+  for package in "${packages[@]}"; do
     is_installed "$package" || missing+=("$package")
   done
   if ((${#missing[@]} == 0)); then
-    say "packages: all $# are installed"
+    say "packages: all ${#packages[@]} are installed"
     return
   fi
   if ! find_root; then
@@ -122,7 +121,7 @@ main() {
   (($# == 0)) || shift
   case $command in
     parity)
-      install_packages "${build_packages[@]}"
+      install_packages
       check_compiler
       configure
       build_targets cpattn
@@ -135,7 +134,7 @@ main() {
       exec build/bin/cpattn parity "${options[@]}"
       ;;
     test)
-      install_packages "${build_packages[@]}" "${test_packages[@]}"
+      install_packages
       check_compiler
       configure -DCP_WERROR=ON -DCP_BUILD_TESTS=ON
       build_targets all
@@ -145,7 +144,7 @@ main() {
       ;;
     build)
       (($# == 0)) || die 2 "build takes no options, got: $*"
-      install_packages "${build_packages[@]}"
+      install_packages
       check_compiler
       configure
       build_targets all
