@@ -99,7 +99,7 @@ configure() {
     cat "$log" >&2
     die 3 "configure failed; its messages are above"
   fi
-  sed -n '/^-- cpattn /,$p' "$log"
+  sed -n '/^-- cpattn /,$s/^-- //p' "$log"
 }
 
 build_targets() {
