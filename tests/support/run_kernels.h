@@ -1,0 +1,149 @@
+// Runs one document on one KernelTable without any rank: the kernels' contract, nothing of cp/.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "src/device/memory.h"
+#include "tests/support/attention_case.h"
+
+namespace cpattn::testing {
+
+/// Memory for the calls of one problem on one table.
+class KernelRunner {
+ public:
+  /// `key_chunks`: lengths of the kv blocks, in order; their sum is the number of keys.
+  KernelRunner(const KernelTable& table, const KernelProblem& problem, const AnyConstTensor& k,
+               const AnyConstTensor& v, std::span<const std::int64_t> key_chunks)
+      : table_(table), problem_(problem) {
+    std::int64_t first = 0;
+    buffers_.reserve(key_chunks.size());
+    for (const std::int64_t keys : key_chunks) {
+      buffers_.emplace_back(table.packed_kv_bytes(problem, keys));
+      table.pack_kv({.problem = problem,
+                     .k = slice(k, first, keys),
+                     .v = slice(v, first, keys),
+                     .packed = buffers_.back().data()});
+      blocks_.push_back({buffers_.back().data(), keys});
+      first += keys;
+    }
+    num_keys_ = first;
+  }
+
+  struct Call {
+    AnyConstTensor q;
+    AnyTensor out;
+    TensorView<float, 2> lse;
+    std::span<const QueryProgram> programs;
+    int num_scratch_slots = 1;
+    int num_carried_slots = 0;
+    ProgressHook progress = {};
+  };
+
+  void forward(const Call& call) {
+    Buffer workspace(table_.workspace_bytes(problem_, call.num_scratch_slots, num_keys_));
+    const auto carried_slots = static_cast<std::size_t>(call.num_carried_slots);
+    if (carried_.size_bytes() == 0)
+      carried_ = Buffer(carried_slots * table_.carried_slot_bytes(problem_));
+    table_.forward({.problem = problem_,
+                    .q = call.q,
+                    .out = call.out,
+                    .lse = call.lse,
+                    .kv_blocks = blocks_,
+                    .programs = call.programs,
+                    .carried = carried_.data(),
+                    .workspace = workspace.data(),
+                    .num_scratch_slots = call.num_scratch_slots,
+                    .max_step_keys = num_keys_,
+                    .progress = call.progress});
+  }
+
+  static AnyConstTensor slice(const AnyConstTensor& tensor, std::int64_t first, std::int64_t rows) {
+    AnyConstTensor result = tensor;
+    result.shape[0] = rows;
+    if (rows > 0) result.data = tensor.row(first, 0);
+    return result;
+  }
+
+ private:
+  const KernelTable& table_;
+  KernelProblem problem_;
+  std::vector<Buffer> buffers_;
+  std::vector<KvBlock> blocks_;
+  std::int64_t num_keys_ = 0;
+  Buffer carried_;
+};
+
+/// Block masks of a document: what query `first_row` of the program sees of the keys from
+/// `first_key` on.
+inline BlockMask block_mask(const AttentionCase& problem, std::int64_t first_row,
+                            std::int64_t first_key) {
+  const Document& document = problem.batch.documents.front();
+  return {problem.config.mask, first_row + 1 + document.kv_tokens - document.q_tokens - first_key};
+}
+
+struct KernelRun {
+  int num_threads = 1;
+  std::int64_t rows_per_program = 0;  ///< q chunk length; 0: all rows in one program
+};
+
+/// The inputs and outputs of a call, under any strides.
+struct BlockTensors {
+  AnyConstTensor q, k, v;
+  AnyTensor out;
+  TensorView<float, 2> lse;
+};
+
+/// The only document of `problem` with all its keys in one block: block, finalize. The tensors
+/// inside `problem` are not used.
+inline void run_one_block(const KernelTable& table, const AttentionCase& problem,
+                          const BlockTensors& tensors, const KernelRun& run = {}) {
+  const std::int64_t q_rows = problem.batch.q_rows, kv_rows = problem.batch.kv_rows;
+  const std::int64_t rows = run.rows_per_program == 0 ? q_rows : run.rows_per_program;
+  const KernelProblem kernel_problem{.shape = problem.shape,
+                                     .dtype = problem.dtype,
+                                     .max_chunk_rows = rows,
+                                     .num_threads = run.num_threads};
+  KernelRunner runner(table, kernel_problem, tensors.k, tensors.v, std::span(&kv_rows, 1));
+
+  const SlotIndex slot = scratch_slot(0);
+  std::vector<StateOp> ops;
+  for (std::int64_t first = 0; first < q_rows; first += rows) {
+    ops.push_back({.kind = StateOpKind::block,
+                   .dst = slot,
+                   .kv_block = 0,
+                   .mask = block_mask(problem, first, 0)});
+    ops.push_back({.kind = StateOpKind::finalize, .left = slot, .mask = {}});
+  }
+  std::vector<QueryProgram> programs;
+  for (std::int64_t first = 0, op = 0; first < q_rows; first += rows, op += 2)
+    programs.push_back({first, std::min(rows, q_rows - first),
+                        std::span<const StateOp>(ops).subspan(static_cast<std::size_t>(op), 2)});
+  runner.forward({.q = tensors.q, .out = tensors.out, .lse = tensors.lse, .programs = programs});
+}
+
+/// A result for `problem`, every number still NaN.
+inline Attended unset_result(const AttentionCase& problem) {
+  const std::int64_t q_rows = problem.batch.q_rows, heads = problem.shape.num_heads;
+  return {HostTensor(problem.out_dtype, {q_rows, heads, problem.shape.value_dim}),
+          std::vector<float>(static_cast<std::size_t>(q_rows * heads), kNan)};
+}
+
+inline TensorView<float, 2> lse_view(Attended& result) {
+  return contiguous_view(result.lse.data(),
+                         std::array{result.out.shape()[0], result.out.shape()[1]});
+}
+
+inline Attended run_one_block(const KernelTable& table, const AttentionCase& problem,
+                              const KernelRun& run = {}) {
+  Attended result = unset_result(problem);
+  run_one_block(
+      table, problem,
+      {problem.q.view(), problem.k.view(), problem.v.view(), result.out.view(), lse_view(result)},
+      run);
+  return result;
+}
+
+}  // namespace cpattn::testing
