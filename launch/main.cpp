@@ -3,10 +3,17 @@
 
 #include "launch/cli.h"
 #include "launch/cli_docs.h"
+#include "launch/doctor.h"
 
 int main(int argc, char** argv) {
   using namespace cpattn;
   const std::array subcommands{
+      Subcommand{"doctor",
+                 "says what this machine has and what will therefore work",
+                 "cpattn doctor",
+                 kNoKnobs,
+                 {{"json", "", "prints JSON"}},
+                 run_doctor},
       Subcommand{"docs",
                  "prints docs/configuration.md",
                  "cpattn docs > docs/configuration.md",
