@@ -74,11 +74,26 @@ struct KernelProblem {
   int num_threads = 1;
 };
 
+/// A chunk within a shard: rows [row_begin, row_begin + num_keys), packed at `offset`.
+struct PackChunk {
+  std::int64_t row_begin = 0;
+  std::int64_t num_keys = 0;
+  std::size_t offset = 0;  ///< a multiple of 64
+};
+
 struct PackKvArgs {
   KernelProblem problem;
-  AnyConstTensor k;             ///< [num_keys, Hkv, D]
-  AnyConstTensor v;             ///< [num_keys, Hkv, Dv]
-  std::byte* packed = nullptr;  ///< packed_kv_bytes(problem, num_keys) bytes, 64-byte aligned
+  AnyConstTensor k;  ///< [Tk, Hkv, D], the local shard
+  AnyConstTensor v;  ///< [Tk, Hkv, Dv]
+  std::span<const PackChunk> chunks;
+  std::byte* packed = nullptr;  ///< 64-byte aligned; packed_kv_bytes(num_keys) bytes at each offset
+};
+
+/// The most any step of a plan holds; sizes the workspace.
+struct StepLimits {
+  std::int64_t keys = 0;
+  std::int64_t blocks = 0;
+  int scratch_slots = 0;  ///< of any one program
 };
 
 struct ForwardArgs {
@@ -89,10 +104,8 @@ struct ForwardArgs {
   std::span<const KvBlock> kv_blocks;      ///< present in this step
   std::span<const QueryProgram> programs;  ///< one or none for each q chunk
   std::byte* carried = nullptr;            ///< num_carried_slots * carried_slot_bytes(problem)
-  std::byte* workspace =
-      nullptr;                ///< workspace_bytes(problem, max scratch slots, kv bytes of a step)
-  int num_scratch_slots = 0;  ///< the most scratch slots any program uses
-  std::int64_t max_step_keys = 0;  ///< the most keys any step holds; sizes the conversion area
+  std::byte* workspace = nullptr;          ///< workspace_bytes(problem, limits)
+  StepLimits limits;                       ///< as the workspace was sized
   ProgressHook progress;
 };
 

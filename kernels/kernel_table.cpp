@@ -25,10 +25,9 @@ struct CpuBackend {
     const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
     return sizes.k + sizes.v;
   }
-  static void pack_kv(const PackKvArgs& args) { cpu::pack_kv(args, engine(args.problem.dtype)); }
-  static std::size_t workspace_bytes(const KernelProblem& problem, int num_scratch_slots,
-                                     std::int64_t max_step_keys) {
-    return cpu::workspace_bytes(problem, Get(), num_scratch_slots, max_step_keys);
+  static void pack_kv(const PackKvArgs& args) { cpu::pack_kv(args, Get()); }
+  static std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits) {
+    return cpu::workspace_bytes(problem, Get(), limits);
   }
   static void forward(const ForwardArgs& args) { cpu::forward(args, Get()); }
 

@@ -35,7 +35,8 @@ struct KernelTable {
   /// Bytes of a packed chunk of num_keys keys, a multiple of 64.
   std::size_t (*packed_kv_bytes)(const KernelProblem& problem, std::int64_t num_keys) = nullptr;
 
-  /// Copies a strided kv chunk into the contiguous per-head form that travels and is computed on.
+  /// Copies the kv chunks of a shard into the contiguous per-head form that travels and is computed
+  /// on.
   ///
   /// Strides  any; the last dimension contiguous.
   /// Cost     one pass over k and v.
@@ -43,8 +44,7 @@ struct KernelTable {
 
   /// Bytes of one carried slot (all heads and rows of one q chunk).
   std::size_t (*carried_slot_bytes)(const KernelProblem& problem) = nullptr;
-  std::size_t (*workspace_bytes)(const KernelProblem& problem, int num_scratch_slots,
-                                 std::int64_t max_step_keys) = nullptr;
+  std::size_t (*workspace_bytes)(const KernelProblem& problem, const StepLimits& limits) = nullptr;
 
   /// Executes the programs of one step.
   ///

@@ -28,29 +28,31 @@ CP_INLINE F mac(F a, F b, F sum) {
   return fma(a, b, sum);
 }
 
-/// scores[i][..] = K row i . Q for `Rows` keys; keys at or beyond a lane's limit become -inf.
+/// Scores of `Rows` neighbouring keys of one K panel; keys at or beyond a lane's limit become -inf.
+/// `ahead`: floats from a panel to what the next key tile will need of K, fetched meanwhile.
 template <Engine E, int NQ, int Rows, bool Masked>
-CP_INLINE void score_rows(const float* q, const float* k, std::int64_t steps, float* scores,
-                          const F* limit, float first_key, F* row_max) {
+CP_INLINE void score_rows(const float* q, const float* k, std::int64_t steps, std::int64_t ahead,
+                          float* scores, const F* limit, float first_key, F* row_max) {
   F sum[Rows][NQ];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) sum[i][j] = F{};
   }
 #pragma GCC unroll 4
   for (std::int64_t s = 0; s < steps; ++s) {
+    __builtin_prefetch(k + ahead + s * kPanel, 0, 2);
     F query[NQ];
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) query[j] = load(q + s * kLd + j * kLanes);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
-      const F key = broadcast(k[i * steps + s]);
+      const F key = broadcast(k[s * kPanel + i]);
 #pragma GCC unroll 3
       for (int j = 0; j < NQ; ++j) sum[i][j] = mac<E>(query[j], key, sum[i][j]);
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
     const F key = broadcast(first_key + static_cast<float>(i));
 #pragma GCC unroll 3
@@ -63,25 +65,24 @@ CP_INLINE void score_rows(const float* q, const float* k, std::int64_t steps, fl
   }
 }
 
+/// Whole panels: `num_keys` is rounded up to a panel, and the surplus is beyond every limit.
 template <Engine E, int NQ, bool Masked>
 __attribute__((noinline)) void score_keys(const float* q, const float* k, std::int64_t steps,
                                           std::int64_t num_keys, float* scores, const F* limit,
                                           float first_key, F* row_max) {
-  std::int64_t key = 0;
-  const auto rows = [&]<int Rows>() {
-    score_rows<E, NQ, Rows, Masked>(q, k + key * steps, steps, scores + key * kLd, limit,
-                                    first_key + static_cast<float>(key), row_max);
-    key += Rows;
-  };
-  while (key + kRegisterRows <= num_keys) rows.template operator()<kRegisterRows>();
-  if constexpr (kRegisterRows > 4) {
-    if (key + 4 <= num_keys) rows.template operator()<4>();
+  for (std::int64_t key = 0; key < num_keys; key += kPanel) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kPanel; part += kRegisterRows) {
+      score_rows<E, NQ, kRegisterRows, Masked>(
+          q, k + key * steps + part, steps, kKeyTile * steps, scores + (key + part) * kLd, limit,
+          first_key + static_cast<float>(key + part), row_max);
+    }
   }
-  while (key < num_keys) rows.template operator()<1>();
 }
 
 /// Scores to weights 2^(s * scale - m), in place, and their sum. bf16_pair packs two keys per element and
-/// sums the *rounded* weights by the same instruction as P.V, so equal values average to themselves.
+/// sums the *rounded* weights by the same instruction as P.V, so equal values average to themselves; after
+/// an odd last key comes a masked one, whose weight is 0.
 template <Engine E, int NQ>
 __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, F scale,
                                           const F* neg_m, F* l) {
@@ -96,10 +97,8 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
       for (int j = 0; j < NQ; ++j) {
         const F low = exp2_nonpositive<4>(
             fma(load(scores + key * kLd + j * kLanes), scale, neg_m[j]));
-        const F high = key + 1 < num_keys
-                           ? exp2_nonpositive<4>(
-                                 fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]))
-                           : F{};
+        const F high = exp2_nonpositive<4>(
+            fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]));
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
         const __m512i pair = _mm512_permutexvar_epi16(interleave, (__m512i)both);
         l[j] = (F)_mm512_dpbf16_ps((__m512)l[j], (__m512bh)pair, ones);
@@ -120,12 +119,13 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
   }
 }
 
-/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V for `Rows` channels.
+/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows` neighbouring
+/// channels of one V panel. `ahead` as in score_rows.
 template <Engine E, int NQ, int Rows>
-CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t v_stride,
-                            std::int64_t num_rows, const F* alpha, bool is_first, float* o) {
+CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t num_rows,
+                            std::int64_t ahead, const F* alpha, bool is_first, float* o) {
   F sum[Rows][NQ];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) {
@@ -134,37 +134,38 @@ CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t v
   }
 #pragma GCC unroll 4
   for (std::int64_t row = 0; row < num_rows; ++row) {
+    __builtin_prefetch(v + ahead + row * kPanel, 0, 2);
     F weight[NQ];
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) weight[j] = load(weights + row * kLd + j * kLanes);
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
-      const F value = broadcast(v[row * v_stride + i]);
+      const F value = broadcast(v[row * kPanel + i]);
 #pragma GCC unroll 3
       for (int j = 0; j < NQ; ++j) sum[i][j] = mac<E>(weight[j], value, sum[i][j]);
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) store(o + i * kLd + j * kLanes, sum[i][j]);
   }
 }
 
+/// All panels of V; `panel_stride` floats from one to the next.
 template <Engine E, int NQ>
 __attribute__((noinline)) void add_values(const float* weights, const float* v,
-                                          std::int64_t value_dim, std::int64_t num_rows,
-                                          const F* alpha, bool is_first, float* o) {
-  std::int64_t d = 0;
-  const auto channels = [&]<int Rows>() {
-    add_channels<E, NQ, Rows>(weights, v + d, value_dim, num_rows, alpha, is_first, o + d * kLd);
-    d += Rows;
-  };
-  while (d + kRegisterRows <= value_dim) channels.template operator()<kRegisterRows>();
-  if constexpr (kRegisterRows > 4) {
-    if (d + 4 <= value_dim) channels.template operator()<4>();
+                                          std::int64_t panel_stride, std::int64_t value_dim,
+                                          std::int64_t num_rows, const F* alpha, bool is_first,
+                                          float* o) {
+  for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kPanel; part += kRegisterRows) {
+      add_channels<E, NQ, kRegisterRows>(weights, v + part, num_rows, num_rows * kPanel, alpha,
+                                         is_first, o + (d + part) * kLd);
+    }
+    v += panel_stride;
   }
-  while (d < value_dim) channels.template operator()<1>();
 }
 
 /// One group's view of a state.
@@ -174,13 +175,21 @@ struct GroupState {
   float* o;
 };
 
+/// A kv block of one head, in panels.
+struct HeadBlock {
+  const float* k;
+  const float* v;
+  std::int64_t v_panel_stride;
+};
+
 /// Continues `state` (or starts it, when is_fresh) over the first max_limit keys of a block.
 /// `limit[j]` holds, per lane, how many keys of the block the row sees; min_limit the smallest of them.
 template <Engine E, int NQ>
-void attend_block(const float* q, const float* k, const float* v, std::int64_t steps,
-                  std::int64_t value_dim, F scale, const F* limit, std::int64_t min_limit,
-                  std::int64_t max_limit, bool is_fresh, float* scores, const GroupState& state,
+void attend_block(const float* q, const HeadBlock& block, std::int64_t steps, std::int64_t value_dim,
+                  F scale, const F* limit, std::int64_t min_limit, std::int64_t max_limit,
+                  bool is_fresh, float* scores, const GroupState& state,
                   const ProgressHook& progress) {
+  constexpr std::int64_t kKeysPerRow = E == Engine::f32 ? 1 : 2;
   F m[NQ], l[NQ];
   for (int j = 0; j < NQ; ++j) {
     m[j] = is_fresh ? broadcast(kEmptyMax) : load(state.m + j * kLanes);
@@ -193,10 +202,13 @@ void attend_block(const float* q, const float* k, const float* v, std::int64_t s
   }
   for (std::int64_t first = 0; first < max_limit; first += kKeyTile) {
     const std::int64_t num_keys = max_limit - first < kKeyTile ? max_limit - first : kKeyTile;
+    const std::int64_t panel_keys = (num_keys + kPanel - 1) / kPanel * kPanel;
     F row_max[NQ];
     for (int j = 0; j < NQ; ++j) row_max[j] = broadcast(kEmptyMax);
-    const auto score = first + num_keys > min_limit ? score_keys<E, NQ, true> : score_keys<E, NQ, false>;
-    score(q, k + first * steps, steps, num_keys, scores, limit, static_cast<float>(first), row_max);
+    const auto score =
+        first + panel_keys > min_limit ? score_keys<E, NQ, true> : score_keys<E, NQ, false>;
+    score(q, block.k + first * steps, steps, panel_keys, scores, limit, static_cast<float>(first),
+          row_max);
 
     F neg_m[NQ], alpha[NQ];
     for (int j = 0; j < NQ; ++j) {
@@ -209,10 +221,9 @@ void attend_block(const float* q, const float* k, const float* v, std::int64_t s
       l[j] = l[j] * alpha[j];
     }
     weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, l);
-    const bool is_first = is_fresh && first == 0;
-    const std::int64_t keys_per_row = E == Engine::f32 ? 1 : 2;
-    add_values<E, NQ>(scores, v + first / keys_per_row * value_dim, value_dim,
-                      (num_keys + keys_per_row - 1) / keys_per_row, alpha, is_first, state.o);
+    add_values<E, NQ>(scores, block.v + first / kKeysPerRow * kPanel, block.v_panel_stride, value_dim,
+                      (num_keys + kKeysPerRow - 1) / kKeysPerRow, alpha, is_fresh && first == 0,
+                      state.o);
     progress();
   }
   for (int j = 0; j < NQ; ++j) {

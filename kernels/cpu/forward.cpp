@@ -39,16 +39,16 @@ std::size_t thread_area_bytes(const KernelProblem& problem, Engine engine, int n
   return static_cast<std::size_t>(layout.total() * problem.num_threads) * sizeof(float);
 }
 
-std::size_t block_area_bytes(std::int64_t max_step_keys) {
-  return round_up(static_cast<std::size_t>(max_step_keys + 1) * sizeof(ComputeBlock),
+std::size_t block_area_bytes(const StepLimits& limits) {
+  return round_up(static_cast<std::size_t>(limits.blocks + 1) * sizeof(ComputeBlock),
                   std::size_t{64});
 }
 
 Workspace carve(const ForwardArgs& args, Engine engine) {
-  const std::size_t threads = thread_area_bytes(args.problem, engine, args.num_scratch_slots);
+  const std::size_t threads = thread_area_bytes(args.problem, engine, args.limits.scratch_slots);
   std::byte* blocks = args.workspace + threads;
   return {reinterpret_cast<float*>(args.workspace), reinterpret_cast<ComputeBlock*>(blocks),
-          reinterpret_cast<float*>(blocks + block_area_bytes(args.max_step_keys))};
+          reinterpret_cast<float*>(blocks + block_area_bytes(args.limits))};
 }
 
 void check(const ForwardArgs& args) {
@@ -69,8 +69,18 @@ void check(const ForwardArgs& args) {
           shape.num_heads, "]");
   std::int64_t keys = 0;
   for (const KvBlock& block : args.kv_blocks) keys += block.num_keys;
-  require(keys <= args.max_step_keys, "kv blocks hold ", keys, " keys, planned for ",
-          args.max_step_keys);
+  require(keys <= args.limits.keys &&
+              static_cast<std::int64_t>(args.kv_blocks.size()) <= args.limits.blocks,
+          args.kv_blocks.size(), " kv blocks of ", keys, " keys, planned for ", args.limits.blocks,
+          " of ", args.limits.keys);
+}
+
+/// Floats of k and of v of all heads in compute form, f32 engine.
+std::int64_t widened_k(const AttentionShape& shape, std::int64_t num_keys) {
+  return shape.num_kv_heads * panels(num_keys) * kPanel * shape.head_dim;
+}
+std::int64_t widened_v(const AttentionShape& shape, std::int64_t num_keys) {
+  return shape.num_kv_heads * panels(shape.value_dim) * kPanel * num_keys;
 }
 
 /// Where each block lies in compute form; widened blocks follow each other in `area`.
@@ -81,8 +91,8 @@ void place_blocks(const ForwardArgs& args, Engine engine, ComputeBlock* blocks, 
     blocks[i].num_keys = from.num_keys;
     if (must_widen(args.problem.dtype, engine)) {
       blocks[i].k = area;
-      blocks[i].v = area + shape.num_kv_heads * from.num_keys * shape.head_dim;
-      area += shape.num_kv_heads * from.num_keys * (shape.head_dim + shape.value_dim);
+      blocks[i].v = area + widened_k(shape, from.num_keys);
+      area += widened_k(shape, from.num_keys) + widened_v(shape, from.num_keys);
     } else {
       const PackedSizes sizes = packed_sizes(args.problem, engine, from.num_keys);
       blocks[i].k = reinterpret_cast<const float*>(from.packed);
@@ -97,9 +107,9 @@ void widen_block(const ForwardArgs& args, const TileKernels& kernels, std::size_
   const DType dtype = args.problem.dtype;
   const KvBlock& from = args.kv_blocks[index];
   const PackedSizes sizes = packed_sizes(args.problem, Engine::f32, from.num_keys);
-  const std::int64_t keys = shape.num_kv_heads * from.num_keys;
-  kernels.widen(from.packed, dtype, keys * shape.head_dim, const_cast<float*>(block.k));
-  kernels.widen(from.packed + sizes.k, dtype, keys * shape.value_dim, const_cast<float*>(block.v));
+  kernels.widen(from.packed, dtype, widened_k(shape, from.num_keys), const_cast<float*>(block.k));
+  kernels.widen(from.packed + sizes.k, dtype, widened_v(shape, from.num_keys),
+                const_cast<float*>(block.v));
 }
 
 /// Piece of work `index`: heads outermost (neighbours share k and v), long programs first.
@@ -140,7 +150,7 @@ TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* block
 }
 
 TileScratch scratch_of(const ForwardArgs& args, Engine engine, float* threads, int thread) {
-  const ThreadLayout layout = thread_layout(args.problem, engine, args.num_scratch_slots);
+  const ThreadLayout layout = thread_layout(args.problem, engine, args.limits.scratch_slots);
   float* q = threads + thread * layout.total();
   return {q, q + layout.q, q + layout.q + layout.rows, q + layout.q + layout.rows + layout.scores};
 }
@@ -178,14 +188,15 @@ std::size_t carried_slot_bytes(const KernelProblem& problem) {
 }
 
 std::size_t workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
-                            int num_scratch_slots, std::int64_t max_step_keys) {
-  const AttentionShape& shape = problem.shape;
+                            const StepLimits& limits) {
   const Engine engine = engine_of(problem.dtype, kernels.has_bf16_dot);
   std::size_t bytes =
-      thread_area_bytes(problem, engine, num_scratch_slots) + block_area_bytes(max_step_keys);
+      thread_area_bytes(problem, engine, limits.scratch_slots) + block_area_bytes(limits);
   if (must_widen(problem.dtype, engine)) {
-    bytes += static_cast<std::size_t>(shape.num_kv_heads * max_step_keys *
-                                      (shape.head_dim + shape.value_dim)) *
+    // Every block fills up to a whole panel of keys.
+    const std::int64_t k_keys = limits.keys + limits.blocks * (kPanel - 1);
+    bytes += static_cast<std::size_t>(widened_k(problem.shape, k_keys) +
+                                      widened_v(problem.shape, limits.keys)) *
              sizeof(float);
   }
   return bytes;

@@ -11,7 +11,7 @@ namespace cpattn::cpu {
 
 std::size_t carried_slot_bytes(const KernelProblem& problem);
 std::size_t workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
-                            int num_scratch_slots, std::int64_t max_step_keys);
+                            const StepLimits& limits);
 
 /// KernelTable::forward for one instruction set. A tile of one head is one piece of work and is
 /// computed by one thread from start to end, so the number of threads decides nothing but time.

@@ -1,9 +1,9 @@
 // The form in which k and v travel and are computed on: contiguous per head, one chunk after the
 // other.
 //
-// A packed chunk is [K of every kv head][V of every kv head], each part rounded up to 64 bytes. f32
-// and f16 (and bf16 without the dot instruction) keep rows [key][dim] in the input's type; the pair
-// engine pads head_dim to even and interleaves V by key pairs (tile_kernels.h, ComputeBlock).
+// A packed chunk is [K of every kv head][V of every kv head] in panels (tile_kernels.h,
+// ComputeBlock), each part rounded up to 64 bytes. Elements keep the input's type; without the bf16
+// dot instruction, 16-bit elements are widened to f32 when a step begins.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,6 @@ struct PackedSizes {
 };
 PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys);
 
-void pack_kv(const PackKvArgs& args, Engine engine);
+void pack_kv(const PackKvArgs& args, const TileKernels& kernels);
 
 }  // namespace cpattn::cpu

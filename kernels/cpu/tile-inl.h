@@ -96,11 +96,11 @@ void attend_group(const TileJob& job, const StateOp& op, std::int64_t first_row,
       limit[j][i] = static_cast<float>(visible(first_row + j * kLanes + i));
     }
   }
-  const std::int64_t v_rows = E == Engine::f32 ? block.num_keys : (block.num_keys + 1) / 2;
-  const float* k = block.k + job.kv_head * block.num_keys * steps;
-  const float* v = block.v + job.kv_head * v_rows * value_dim;
+  const std::int64_t v_panel_stride = value_rows(E, block.num_keys) * kPanel;
+  const HeadBlock head{block.k + job.kv_head * panels(block.num_keys) * steps * kPanel,
+                       block.v + job.kv_head * panels(value_dim) * v_panel_stride, v_panel_stride};
   const GroupState group{state + first_row, state + kLd + first_row, state + 2 * kLd + first_row};
-  attend_block<E, NQ>(scratch.q + first_row, k, v, steps, value_dim, broadcast(scale), limit,
+  attend_block<E, NQ>(scratch.q + first_row, head, steps, value_dim, broadcast(scale), limit,
                       visible(first_row), visible(first_row + NQ * kLanes - 1),
                       op.kind == StateOpKind::block, scratch.scores, group, job.progress);
 }

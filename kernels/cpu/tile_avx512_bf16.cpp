@@ -17,14 +17,15 @@ namespace avx512_bf16 {
 #include "kernels/cpu/simd-inl.h"
 // simd-inl.h first: the others are written in its vectors.
 #include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/pack-inl.h"
 #include "kernels/cpu/widen-inl.h"
 // tile-inl.h last: it uses all of them.
 #include "kernels/cpu/tile-inl.h"
 }  // namespace avx512_bf16
 
 const TileKernels& avx512_bf16_tile_kernels() {
-  static constexpr TileKernels kKernels{avx512_bf16::run_tile, avx512_bf16::widen,
-                                        avx512_bf16::burn, true};
+  static constexpr TileKernels kKernels{avx512_bf16::pack, avx512_bf16::run_tile,
+                                        avx512_bf16::widen, avx512_bf16::burn, true};
   return kKernels;
 }
 

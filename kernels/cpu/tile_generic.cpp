@@ -24,13 +24,15 @@ namespace generic {
 #include "kernels/cpu/simd-inl.h"
 // simd-inl.h first: the others are written in its vectors.
 #include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/pack-inl.h"
 #include "kernels/cpu/widen-inl.h"
 // tile-inl.h last: it uses all of them.
 #include "kernels/cpu/tile-inl.h"
 }  // namespace generic
 
 const TileKernels& generic_tile_kernels() {
-  static constexpr TileKernels kKernels{generic::run_tile, generic::widen, generic::burn, false};
+  static constexpr TileKernels kKernels{generic::pack, generic::run_tile, generic::widen,
+                                        generic::burn, false};
   return kKernels;
 }
 

@@ -20,14 +20,27 @@ enum class Engine {
   bf16_pair,  ///< element = two neighbouring bf16, multiplied by the bf16 dot instruction
 };
 
-/// One kv block in compute form. Element `step` of key j, kv head h: k[(h * num_keys + j) * steps +
-/// step]. f32: v[(h * num_keys + j) * Dv + d]. bf16_pair: v[(h * ceil(num_keys / 2) + j / 2) * Dv +
-/// d] holds keys j (low half) and j + 1; a missing last key is 0.
+/// Width of the panels in which k and v lie: 8 keys of k, 8 channels of v.
+inline constexpr std::int64_t kPanel = 8;
+
+/// One kv block in compute form, elements of 4 bytes, every head padded with zeros to whole panels.
+/// Key j, step s of kv head h: k[((h * panels(num_keys) + j / 8) * steps + s) * 8 + j % 8].
+/// Channel d of key j: v[((h * panels(Dv) + d / 8) * rows + row) * 8 + d % 8], where f32 has a row
+/// for every key, and bf16_pair one for every two: keys 2 row (low half) and 2 row + 1 (a missing
+/// last one is 0). So both inner loops read one stream of neighbouring numbers, whatever the head
+/// size.
 struct ComputeBlock {
   const float* k = nullptr;
   const float* v = nullptr;
   std::int64_t num_keys = 0;
 };
+
+constexpr std::int64_t panels(std::int64_t count) { return (count + kPanel - 1) / kPanel; }
+
+/// Rows of v for num_keys keys.
+constexpr std::int64_t value_rows(Engine engine, std::int64_t num_keys) {
+  return engine == Engine::f32 ? num_keys : (num_keys + 1) / 2;
+}
 
 /// Elements of the contracted dimension of q.k.
 constexpr std::int64_t steps_of(Engine engine, std::int64_t head_dim) {
@@ -71,7 +84,24 @@ struct TileJob {
   ProgressHook progress;
 };
 
+/// One head of one kv chunk, as the caller has it: num_keys strided rows of k and v.
+struct PackJob {
+  Engine engine = Engine::f32;
+  DType dtype = DType::f32;
+  std::int64_t num_keys = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  const std::byte* k = nullptr;
+  std::int64_t k_row_bytes = 0;
+  const std::byte* v = nullptr;
+  std::int64_t v_row_bytes = 0;
+  std::byte* packed_k =
+      nullptr;  ///< panels of this head, elements of the input's size (pairs: 4 bytes)
+  std::byte* packed_v = nullptr;
+};
+
 struct TileKernels {
+  void (*pack)(const PackJob& job) = nullptr;
   void (*run_tile)(const TileJob& job, const TileScratch& scratch) = nullptr;
   /// `count` elements of f16 or bf16 to f32.
   void (*widen)(const std::byte* from, DType dtype, std::int64_t count, float* to) = nullptr;

@@ -21,7 +21,12 @@ template <Engine E>
 double burn_rounds(std::int64_t rounds) {
   constexpr int kAccumulators = CP_REGISTER_ROWS * kGroupVectors;
   F sum[kAccumulators];
-  for (int i = 0; i < kAccumulators; ++i) sum[i] = F{};
+  // Unlike starting values that the compiler cannot see: equal chains would be computed once.
+#pragma GCC unroll 24
+  for (int i = 0; i < kAccumulators; ++i) {
+    sum[i] = broadcast(static_cast<float>(i));
+    asm volatile("" : "+" CP_VECTOR_REGISTER(sum[i]));
+  }
   F a = broadcast(0x1.0p-40f), b = broadcast(0x1.8p-40f);
   for (std::int64_t round = 0; round < rounds; ++round) {
     asm volatile("" : "+" CP_VECTOR_REGISTER (a), "+" CP_VECTOR_REGISTER (b));
