@@ -16,6 +16,27 @@ namespace cpattn {
 
 enum class TensorRole { q, k, v };
 
+template <>
+struct EnumNames<TensorRole> {
+  static constexpr std::array kValues{NamedValue<TensorRole>{TensorRole::q, "q"},
+                                      NamedValue<TensorRole>{TensorRole::k, "k"},
+                                      NamedValue<TensorRole>{TensorRole::v, "v"}};
+};
+
+/// What the elements of q, k, v are; D is the head_dim, every choice exact in f16 and bf16 is
+/// named.
+///
+/// normal            independent, mean 0, variance 1.
+/// all_equal         q, k are +-1 and every key of a kv head is the same, so that q.k is one
+/// integer
+///                   for all keys of a (row, head): out is the mean of the visible v and lse =
+///                   logit + log(keys). v normal: a lost key shows.
+/// outlier_channels  normal, with one channel in 32 (at least one) of each tensor and head larger
+/// by
+///                   a factor between 30 and 100, the same channels in every row.
+/// large_logits      q, k normal times 50: scaled logits of standard deviation 2500, +-1e4 at four.
+/// one_hot           every row of q, k is 32 in one channel, else 0 (exact): a scaled logit is 0 or
+///                   1024 / sqrt(D), and about one key in D takes all the weight. v normal.
 enum class Distribution { normal, all_equal, outlier_channels, large_logits, one_hot };
 
 template <>
@@ -48,19 +69,23 @@ class InputSource {
 struct SyntheticSpec {
   Distribution distribution = Distribution::normal;
   std::uint64_t seed = 1;
-  AttentionShape shape;
+  AttentionShape shape;  ///< its softmax_scale is ignored, see InputInfo
   SequenceBatch batch;
 };
 
 /// Every element is a pure function of (seed, role, global row, head, channel), the same on every
-/// machine and rank.
+/// machine and rank. q, k and v are independent; the batch and the number of rows do not change an
+/// element. InvalidArgument for a shape or batch that does not validate. Cost: memory O(heads *
+/// head_dim), time O(elements read).
 std::unique_ptr<InputSource> make_synthetic(const SyntheticSpec& spec);
 
 /// Opens a safetensors file: q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv] in F32, F16 or BF16,
-/// optional cu_seqlens (I32 or I64), either under these names or as "<prefix>.q" ...; one source
-/// per prefix, in file order of the names. `only` (a prefix) picks one; empty takes all. The file
-/// is mapped, rows are read on demand. InvalidArgument names the file, the tensor and what was
-/// expected for anything malformed, truncated or hostile.
+/// optional cu_seqlens and cu_seqlens_kv (I32 or I64), either under these names or as "<prefix>.q"
+/// ...; one source per prefix, in file order of the names. `only` (a prefix) picks one; empty takes
+/// all. A prefix without its own cu_seqlens takes the file's, if there is one; else it is one
+/// document. Tensors of other names are left alone. The file is mapped, rows are read on demand.
+/// InvalidArgument names the file, the tensor and what was expected for anything malformed,
+/// truncated or hostile.
 std::vector<std::unique_ptr<InputSource>> open_tensor_file(const std::string& path,
                                                            const std::string& only);
 
