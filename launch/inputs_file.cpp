@@ -38,7 +38,7 @@ struct Group {
 std::string where(const std::string& path) { return "file '" + path + "': "; }
 
 std::string where(const std::string& path, const StoredTensor& tensor) {
-  return where(path) + "tensor " + quoted(tensor.name) + ": ";
+  return where(path) + "tensor " + quoted_name(tensor.name) + ": ";
 }
 
 /// Groups in the order in which the header first names them.
@@ -82,7 +82,7 @@ void check_tensor(const std::string& path, const StoredTensor& tensor) {
 AttentionShape shape_of(const std::string& path, const Group& group) {
   for (const char* leaf : {"q", "k", "v"}) {
     const StoredTensor* const tensor = group.find(leaf);
-    require(tensor != nullptr, where(path), "no tensor ", quoted(group.full_name(leaf)),
+    require(tensor != nullptr, where(path), "no tensor ", quoted_name(group.full_name(leaf)),
             ", expected q, k and v of every prefix");
     check_tensor(path, *tensor);
   }
@@ -90,13 +90,13 @@ AttentionShape shape_of(const std::string& path, const Group& group) {
   const StoredTensor& k = *group.find("k");
   const StoredTensor& v = *group.find("v");
   require(k.shape[2] == q.shape[2], where(path, k), "head dimension ", k.shape[2], ", expected ",
-          q.shape[2], " as in ", quoted(q.name));
+          q.shape[2], " as in ", quoted_name(q.name));
   require(v.shape[0] == k.shape[0], where(path, v), v.shape[0], " rows, expected ", k.shape[0],
-          " as in ", quoted(k.name));
+          " as in ", quoted_name(k.name));
   require(v.shape[1] == k.shape[1], where(path, v), v.shape[1], " heads, expected ", k.shape[1],
-          " as in ", quoted(k.name));
+          " as in ", quoted_name(k.name));
   require(q.shape[1] % k.shape[1] == 0, where(path, q), q.shape[1],
-          " heads, expected a multiple of the ", k.shape[1], " of ", quoted(k.name));
+          " heads, expected a multiple of the ", k.shape[1], " of ", quoted_name(k.name));
   return {.num_heads = q.shape[1],
           .num_kv_heads = k.shape[1],
           .head_dim = q.shape[2],
@@ -126,12 +126,12 @@ SequenceBatch batch_of(const std::string& path, const Group& group) {
   const StoredTensor* const stored = group.find("cu_seqlens");
   const StoredTensor* const stored_kv = group.find("cu_seqlens_kv");
   if (stored == nullptr) {
-    require(stored_kv == nullptr, where(path), "tensor ", quoted(group.full_name("cu_seqlens_kv")),
-            " without cu_seqlens");
+    require(stored_kv == nullptr, where(path), "tensor ",
+            quoted_name(group.full_name("cu_seqlens_kv")), " without cu_seqlens");
     return batch_of_one(q_rows, kv_rows);
   }
   require(stored_kv != nullptr || q_rows == kv_rows, where(path), "no tensor ",
-          quoted(group.full_name("cu_seqlens_kv")), ", expected one since q has ", q_rows,
+          quoted_name(group.full_name("cu_seqlens_kv")), ", expected one since q has ", q_rows,
           " rows and k ", kv_rows);
   const std::vector<std::int64_t> cu = read_cu_seqlens(path, *stored);
   const std::vector<std::int64_t> cu_kv =
@@ -223,7 +223,7 @@ std::string list_of(const std::vector<Group>& groups) {
   constexpr std::size_t kShown = 16;
   std::string text;
   for (std::size_t i = 0; i < std::min(groups.size(), kShown); ++i) {
-    text += (i > 0 ? ", " : "") + quoted(groups[i].prefix);
+    text += (i > 0 ? ", " : "") + quoted_name(groups[i].prefix);
   }
   return groups.size() > kShown ? text + ", ..." : text;
 }
@@ -239,7 +239,7 @@ std::vector<std::unique_ptr<InputSource>> open_tensor_file(const std::string& pa
   for (const Group& group : groups) {
     if (group.prefix.empty()) shared = group.tensors;
     require(group.is_attention() || group.prefix.empty(), where(path), "tensor ",
-            quoted(group.tensors.begin()->second->name), " without q, k and v of its prefix");
+            quoted_name(group.tensors.begin()->second->name), " without q, k and v of its prefix");
   }
   std::erase_if(groups, [](const Group& group) { return !group.is_attention(); });
   require(!groups.empty(), where(path), "no tensors q, k, v or <prefix>.q, <prefix>.k, <prefix>.v");
@@ -254,7 +254,7 @@ std::vector<std::unique_ptr<InputSource>> open_tensor_file(const std::string& pa
     }
     sources.push_back(std::make_unique<FileSource>(file, group));
   }
-  require(!sources.empty(), where(path), "no tensors of the prefix ", quoted(only),
+  require(!sources.empty(), where(path), "no tensors of the prefix ", quoted_name(only),
           ", expected one of ", list_of(groups));
   return sources;
 }

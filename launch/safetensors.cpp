@@ -42,7 +42,8 @@ bool count_bytes(StoredType type, const std::vector<std::int64_t>& shape, std::u
 }
 
 void check_entry(const std::string& path, const HeaderEntry& entry, std::uint64_t data_bytes) {
-  const std::string here = detail::concat("file '", path, "': tensor ", quoted(entry.name), ": ");
+  const std::string here =
+      detail::concat("file '", path, "': tensor ", quoted_name(entry.name), ": ");
   std::uint64_t expected = 0;
   require(count_bytes(entry.type, entry.shape, expected), here, "shape ", shape_text(entry.shape),
           " of ", name_of(entry.type), " does not fit into 64 bits");
@@ -67,7 +68,7 @@ void check_tiling(const std::string& path, const std::vector<HeaderEntry>& entri
   std::uint64_t next = 0;
   for (const std::size_t i : order) {
     const HeaderEntry& entry = entries[i];
-    require(entry.begin == next, "file '", path, "': tensor ", quoted(entry.name),
+    require(entry.begin == next, "file '", path, "': tensor ", quoted_name(entry.name),
             ": data_offsets begin at ", entry.begin, ", expected ", next,
             entry.begin < next ? " (it overlaps another tensor)" : " (bytes of no tensor between)");
     next = entry.end;
@@ -109,11 +110,10 @@ std::size_t size_of(StoredType type) {
   return 0;
 }
 
-std::string quoted(std::string_view name) {
-  constexpr std::size_t kShown = 80;
+std::string quoted_name(std::string_view name, std::size_t max_shown) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string text = "'";
-  for (const char c : name.substr(0, kShown)) {
+  for (const char c : name.substr(0, max_shown)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte >= 0x20 && byte < 0x7f) {
       text += c;
@@ -121,7 +121,7 @@ std::string quoted(std::string_view name) {
       text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
     }
   }
-  if (name.size() > kShown) text += "...";
+  if (name.size() > max_shown) text += "...";
   return text + "'";
 }
 

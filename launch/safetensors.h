@@ -121,7 +121,7 @@ class SafetensorsFile {
 void write_safetensors(const std::string& path, std::span<const StoredTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// A name as messages show it: quoted, control and non-ASCII bytes escaped, cut after 80 bytes.
-std::string quoted(std::string_view name);
+/// A name as messages show it: quoted, control and non-ASCII bytes escaped, cut after `max_shown`.
+std::string quoted_name(std::string_view name, std::size_t max_shown = 80);
 
 }  // namespace cpattn

@@ -51,9 +51,10 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
       header_.metadata[metadata_key_] = value;
       return true;
     }
-    if (place_ != Place::entry || field_ != "dtype") return refuse("the string " + quoted(value));
+    if (place_ != Place::entry || field_ != "dtype")
+      return refuse("the string " + quoted_name(value));
     const std::optional<StoredType> type = from_name<StoredType>(value);
-    require(type.has_value(), here(), "dtype ", quoted(value), ": expected ",
+    require(type.has_value(), here(), "dtype ", quoted_name(value), ": expected ",
             choices<StoredType>());
     entry_.type = *type;
     return true;
@@ -74,17 +75,18 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool key(string_t& name) override {
     if (place_ == Place::root) {
-      require(names_.insert(name).second, "file '", path_, "': the header names ", quoted(name),
-              " twice");
+      require(names_.insert(name).second, "file '", path_, "': the header names ",
+              quoted_name(name), " twice");
       entry_ = {};
       entry_.name = name;
     } else if (place_ == Place::metadata) {
-      require(header_.metadata.emplace(name, "").second, here(), "key ", quoted(name), " twice");
+      require(header_.metadata.emplace(name, "").second, here(), "key ", quoted_name(name),
+              " twice");
       metadata_key_ = name;
     } else {
       require(name == "dtype" || name == "shape" || name == "data_offsets", here(), "field ",
-              quoted(name), ": expected dtype, shape and data_offsets");
-      require(fields_.insert(name).second, here(), "field ", quoted(name), " twice");
+              quoted_name(name), ": expected dtype, shape and data_offsets");
+      require(fields_.insert(name).second, here(), "field ", quoted_name(name), " twice");
       field_ = name;
     }
     return true;
@@ -122,7 +124,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
     throw InvalidArgument(detail::concat("file '", path_, "': header is not JSON at byte ",
-                                         position, ": ", quoted(error.what())));
+                                         position, ": ", quoted_name(error.what(), 240)));
   }
 
  private:
@@ -130,7 +132,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   std::string here() const {
     if (place_ == Place::start) return detail::concat("file '", path_, "': header: ");
-    return detail::concat("file '", path_, "': tensor ", quoted(entry_.name), ": ");
+    return detail::concat("file '", path_, "': tensor ", quoted_name(entry_.name), ": ");
   }
 
   std::string expected() const {
@@ -185,7 +187,7 @@ std::string safetensors_header_text(const SafetensorsHeader& header) {
   if (!header.metadata.empty()) root[std::string(kMetadataKey)] = header.metadata;
   for (const HeaderEntry& entry : header.entries) {
     require(entry.name != kMetadataKey && !root.contains(entry.name), "tensor name ",
-            quoted(entry.name), " is reserved or occurs twice");
+            quoted_name(entry.name), " is reserved or occurs twice");
     root[entry.name] = {{"dtype", std::string(name_of(entry.type))},
                         {"shape", entry.shape},
                         {"data_offsets", {entry.begin, entry.end}}};
@@ -194,7 +196,7 @@ std::string safetensors_header_text(const SafetensorsHeader& header) {
   try {
     text = root.dump();
   } catch (const Json::exception& error) {  // names that are not UTF-8
-    throw InvalidArgument(detail::concat("safetensors header: ", quoted(error.what())));
+    throw InvalidArgument(detail::concat("safetensors header: ", quoted_name(error.what(), 240)));
   }
   text.append((8 - text.size() % 8) % 8, ' ');
   return text;
