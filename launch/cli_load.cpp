@@ -50,22 +50,6 @@ void apply(const Setting& setting, RunConfig& config, Problems& problems) {
   }
 }
 
-void check_batch(const RunConfig& config) {
-  const auto& cu = config.cu_seqlens;
-  if (cu.empty()) return;
-  const auto& cu_kv = config.cu_seqlens_kv.empty() ? cu : config.cu_seqlens_kv;
-  batch_from_cu_seqlens(cu, cu_kv, cu.back(), cu_kv.back());
-}
-
-void check_shape(const RunConfig& config) {
-  AttentionShape shape;
-  shape.num_heads = config.heads;
-  shape.num_kv_heads = config.kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.value_dim = config.value_dim == 0 ? config.head_dim : config.value_dim;
-  validate(shape);
-}
-
 }  // namespace
 
 std::vector<std::string> knob_names() {
@@ -99,8 +83,8 @@ RunConfig load_config(std::span<const Setting> file, std::span<const Setting> fl
     if (!reason.empty()) problems.add(label + ": has no effect: " + std::string(reason));
   }
   if (config.tensors.empty()) {
-    problems.collect("", [&] { check_shape(config); });
-    problems.collect("", [&] { check_batch(config); });
+    problems.collect("", [&] { validate(synthetic_shape(config)); });
+    problems.collect("", [&] { validate(synthetic_batch(config)); });
   }
   problems.raise();
   return config;

@@ -1,6 +1,30 @@
 #include "launch/run_config.h"
 
+#include <charconv>
+
+#include "cp/plan.h"
+#include "src/base/error.h"
+
 namespace cpattn {
+namespace {
+
+/// The knobs below are text with one word that is not a value; the word was ruled out before.
+template <NamedEnum E>
+E named(const std::string& name, std::string_view knob) {
+  const auto value = from_name<E>(name);
+  require(value.has_value(), knob, ": expected ", choices<E>(), ", got '", name, "'");
+  return *value;
+}
+
+double number(const std::string& text, std::string_view knob) {
+  double value = 0.0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(result.ec == std::errc{} && result.ptr == text.data() + text.size(), knob,
+          ": expected auto or a number, got '", text, "'");
+  return value;
+}
+
+}  // namespace
 
 std::string_view why_without_effect(const RunConfig& config, std::string_view key) {
   const bool has_lengths = !config.cu_seqlens.empty();
@@ -38,6 +62,53 @@ CpConfig cp_config_of(const RunConfig& config, const LaneConfig& lane) {
   result.sharding = lane.sharding;
   result.schedule = lane.schedule;
   return result;
+}
+
+AttentionShape synthetic_shape(const RunConfig& config) {
+  AttentionShape shape;
+  shape.num_heads = config.heads;
+  shape.num_kv_heads = config.kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.value_dim = config.value_dim == 0 ? config.head_dim : config.value_dim;
+  return shape;
+}
+
+SequenceBatch synthetic_batch(const RunConfig& config) {
+  const auto& cu = config.cu_seqlens;
+  if (cu.empty()) {
+    return batch_of_one(config.seq_len, config.kv_len < 0 ? config.seq_len : config.kv_len);
+  }
+  const auto& cu_kv = config.cu_seqlens_kv.empty() ? cu : config.cu_seqlens_kv;
+  return batch_from_cu_seqlens(cu, cu_kv, cu.back(), cu_kv.back());
+}
+
+std::vector<std::unique_ptr<InputSource>> open_inputs(const RunConfig& config) {
+  if (!config.tensors.empty()) return open_tensor_file(config.tensors, config.layer);
+  SyntheticSpec spec;
+  spec.distribution = config.distribution;
+  spec.seed = static_cast<std::uint64_t>(config.seed);
+  spec.shape = synthetic_shape(config);
+  spec.batch = synthetic_batch(config);
+  std::vector<std::unique_ptr<InputSource>> inputs;
+  inputs.push_back(make_synthetic(spec));
+  return inputs;
+}
+
+const KernelTable& kernels_of(const RunConfig& config) {
+  return config.isa == "auto" ? default_kernels() : find_kernels(named<Isa>(config.isa, "isa"));
+}
+
+Problem problem_of(const RunConfig& config, const LaneConfig& lane, const InputInfo& input) {
+  Problem problem;
+  problem.shape = input.shape;
+  if (config.softmax_scale != "auto") {
+    problem.shape.softmax_scale = number(config.softmax_scale, "softmax_scale");
+  }
+  problem.batch = input.batch;
+  problem.dtype = lane.dtype;
+  problem.out_dtype =
+      config.out_dtype == "same" ? lane.dtype : named<DType>(config.out_dtype, "out_dtype");
+  return problem;
 }
 
 }  // namespace cpattn

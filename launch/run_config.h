@@ -239,6 +239,11 @@ std::vector<LaneConfig> lanes_of(const RunConfig& config);
 /// The CpConfig of a lane.
 CpConfig cp_config_of(const RunConfig& config, const LaneConfig& lane);
 
+/// Shape and documents that the knobs for synthetic inputs describe. InvalidArgument when lengths
+/// do not fit together.
+AttentionShape synthetic_shape(const RunConfig& config);
+SequenceBatch synthetic_batch(const RunConfig& config);
+
 /// The sources a run works on, in order.
 std::vector<std::unique_ptr<InputSource>> open_inputs(const RunConfig& config);
 

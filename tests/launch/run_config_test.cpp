@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "cp/plan.h"
+#include "src/base/error.h"
+
 namespace cpattn {
 namespace {
 
@@ -52,6 +55,69 @@ TEST(RunConfig, EveryKnobOfCpConfigIsAKnobOfTheRun) {
     });
     EXPECT_EQ(times, 1) << wanted.name;
   });
+}
+
+TEST(RunConfig, SyntheticLengthsComeFromOneKnobAtATime) {
+  RunConfig config;
+  config.seq_len = 5;
+  EXPECT_EQ(synthetic_batch(config).kv_rows, 5);
+  config.kv_len = 0;
+  EXPECT_EQ(synthetic_batch(config).q_rows, 5);
+  EXPECT_EQ(synthetic_batch(config).kv_rows, 0);
+
+  config.cu_seqlens = {0, 3, 3, 7};
+  config.cu_seqlens_kv = {0, 1, 4, 4};
+  const SequenceBatch batch = synthetic_batch(config);
+
+  ASSERT_EQ(batch.documents.size(), 3u);
+  EXPECT_EQ(batch.q_rows, 7);
+  EXPECT_EQ(batch.kv_rows, 4);
+  EXPECT_EQ(batch.documents[1].q_tokens, 0);
+  EXPECT_EQ(batch.documents[1].kv_tokens, 3);
+}
+
+TEST(RunConfig, ScaleZeroAndNegativeAreValuesAndAutoIsTheUsual) {
+  RunConfig config;
+  config.seq_len = 4;
+  config.head_dim = 16;
+  config.value_dim = 8;
+  const auto inputs = open_inputs(config);
+  ASSERT_EQ(inputs.size(), 1u);
+  const LaneConfig lane = lanes_of(config).front();
+  const auto scale_of = [&](const char* text) {
+    config.softmax_scale = text;
+    return problem_of(config, lane, inputs[0]->info()).shape.softmax_scale;
+  };
+
+  EXPECT_EQ(scale_of("auto"), 0.25);
+  EXPECT_EQ(scale_of("0"), 0.0);
+  EXPECT_EQ(scale_of("-2.5"), -2.5);
+  EXPECT_EQ(inputs[0]->info().shape.value_dim, 8);
+}
+
+TEST(RunConfig, OutTypeSameFollowsTheLane) {
+  RunConfig config;
+  config.dtype = {DType::bf16};
+  const auto inputs = open_inputs(config);
+  const LaneConfig lane = lanes_of(config).front();
+
+  EXPECT_EQ(problem_of(config, lane, inputs[0]->info()).out_dtype, DType::f32);
+  config.out_dtype = "same";
+  EXPECT_EQ(problem_of(config, lane, inputs[0]->info()).out_dtype, DType::bf16);
+  config.out_dtype = "f16";
+  EXPECT_EQ(problem_of(config, lane, inputs[0]->info()).out_dtype, DType::f16);
+}
+
+TEST(RunConfig, IsaIsTakenOrRefusedByName) {
+  RunConfig config;
+  EXPECT_EQ(&kernels_of(config), &default_kernels());
+  const KernelTable& first = *available_kernels().front();
+  config.isa = name_of(first.isa);
+  EXPECT_EQ(&kernels_of(config), &first);
+  config.isa = first.isa == Isa::neon ? "avx2" : "neon";
+  EXPECT_THROW(kernels_of(config), Unsupported);
+  config.isa = "sse9";
+  EXPECT_THROW(kernels_of(config), InvalidArgument);
 }
 
 }  // namespace

@@ -1,0 +1,151 @@
+#include "launch/plan_json.h"
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace cpattn {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json chunks_json(const std::vector<OwnedChunk>& chunks) {
+  Json list = Json::array();
+  for (const OwnedChunk& chunk : chunks) {
+    list.push_back({{"document", chunk.document},
+                    {"chunk", chunk.chunk},
+                    {"first", chunk.first},
+                    {"tokens", chunk.num_tokens},
+                    {"row", chunk.row_begin}});
+  }
+  return list;
+}
+
+Json memory_json(const RankSummary& rank) {
+  const MemoryPlan& memory = rank.memory;
+  return {{"inputs", memory.inputs},
+          {"outputs", memory.outputs},
+          {"ring_slots", memory.ring_slots},
+          {"carried", memory.carried},
+          {"workspace", memory.workspace},
+          {"total", memory.total()},
+          {"bytes_per_token", rank.bytes_per_token()}};
+}
+
+Json rank_json(const RankSummary& rank) {
+  return {{"rank", rank.rank},
+          {"q_tokens", rank.q_tokens},
+          {"kv_tokens", rank.kv_tokens},
+          {"q_chunks", chunks_json(rank.q)},
+          {"kv_chunks", chunks_json(rank.kv)},
+          {"visible_pairs", rank.visible_pairs},
+          {"blocks", rank.num_blocks},
+          {"merges", rank.num_merges},
+          {"bytes_on_wire", rank.bytes_on_wire},
+          {"memory", memory_json(rank)}};
+}
+
+Json block_json(const Plan& plan, const Shard& kv_shard, const StateOp& op, const char* name) {
+  Json json{{"op", name},
+            {"dst", slot_name(op.dst)},
+            {"kv", chunk_name(plan.problem(), kv_shard.kv[static_cast<std::size_t>(op.kv_block)])},
+            {"mask", name_of(op.mask.kind)}};
+  if (op.mask.kind == MaskKind::causal) json["first_row_sees"] = op.mask.first_row_limit;
+  return json;
+}
+
+Json op_json(const Plan& plan, const Shard& kv_shard, const StateOp& op) {
+  switch (op.kind) {
+    case StateOpKind::block:
+      return block_json(plan, kv_shard, op, "block");
+    case StateOpKind::accumulate:
+      return block_json(plan, kv_shard, op, "accumulate");
+    case StateOpKind::merge:
+      return {{"op", "merge"},
+              {"dst", slot_name(op.dst)},
+              {"left", slot_name(op.left)},
+              {"right", slot_name(op.right)}};
+    case StateOpKind::finalize:
+      return {{"op", "finalize"}, {"left", slot_name(op.left)}};
+    case StateOpKind::finalize_empty:
+      return {{"op", "finalize_empty"}};
+  }
+  return nullptr;
+}
+
+Json step_json(const Plan& plan, std::size_t index) {
+  const Step& step = plan.schedule().steps[index];
+  const auto owner = static_cast<std::size_t>(step.kv_owner);
+  Json json{{"step", index}, {"kv_owner", step.kv_owner}};
+  json["send_to"] = step.send_to >= 0 ? Json(step.send_to) : Json(nullptr);
+  json["receive_from"] = step.receive_from >= 0 ? Json(step.receive_from) : Json(nullptr);
+  json["bytes_sent"] = step.send_to >= 0 ? plan.span_bytes()[owner] : 0;
+  json["programs"] = Json::array();
+  for (const ChunkProgram& program : step.programs) {
+    Json ops = Json::array();
+    for (std::int64_t i = program.op_begin; i < program.op_end; ++i) {
+      ops.push_back(op_json(plan, plan.sharding().shards[owner],
+                            plan.schedule().ops[static_cast<std::size_t>(i)]));
+    }
+    const OwnedChunk& chunk = plan.shard().q[static_cast<std::size_t>(program.q_chunk)];
+    json["programs"].push_back({{"q", chunk_name(plan.problem(), chunk)}, {"ops", ops}});
+  }
+  return json;
+}
+
+Json agreement_json(const std::string& lines) {
+  Json json = Json::object();
+  std::istringstream stream(lines);
+  for (std::string line; std::getline(stream, line);) {
+    const std::size_t equals = line.find('=');
+    if (equals != std::string::npos) json[line.substr(0, equals)] = line.substr(equals + 1);
+  }
+  return json;
+}
+
+Json summary_json(const PlanSummary& summary) {
+  const AttentionShape& shape = summary.problem.shape;
+  const SequenceBatch& batch = summary.problem.batch;
+  Json json{{"cp", summary.world_size},
+            {"mask", name_of(summary.config.mask)},
+            {"sharding", name_of(summary.config.sharding)},
+            {"schedule", name_of(summary.config.schedule)},
+            {"dtype", name_of(summary.problem.dtype)},
+            {"out_dtype", name_of(summary.problem.out_dtype)},
+            {"input", summary.input},
+            {"documents", batch.documents.size()},
+            {"q_rows", batch.q_rows},
+            {"kv_rows", batch.kv_rows},
+            {"heads", shape.num_heads},
+            {"kv_heads", shape.num_kv_heads},
+            {"head_dim", shape.head_dim},
+            {"value_dim", shape.value_dim},
+            {"softmax_scale", shape.softmax_scale},
+            {"chunk_tokens", summary.config.chunk_tokens},
+            {"kernels", summary.kernels},
+            {"numerics", summary.numerics},
+            {"threads", summary.num_threads},
+            {"guarantee", summary.guarantee},
+            {"imbalance", summary.imbalance},
+            {"agreement", agreement_json(summary.agreement_lines)}};
+  json["ranks"] = Json::array();
+  for (const RankSummary& rank : summary.ranks) json["ranks"].push_back(rank_json(rank));
+  for (const Plan& plan : summary.detailed) {
+    Json steps = Json::array();
+    for (std::size_t i = 0; i < plan.schedule().steps.size(); ++i) {
+      steps.push_back(step_json(plan, i));
+    }
+    json["ranks"][static_cast<std::size_t>(plan.rank())]["steps"] = steps;
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string plan_json(std::span<const PlanSummary> summaries) {
+  Json json;
+  json["plans"] = Json::array();
+  for (const PlanSummary& summary : summaries) json["plans"].push_back(summary_json(summary));
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace cpattn

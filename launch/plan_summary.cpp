@@ -1,0 +1,77 @@
+#include "launch/plan_summary.h"
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+/// More operations than this are not printed unless a rank is asked for.
+constexpr std::int64_t kReadableOps = 200;
+
+RankSummary summarize_rank(const Plan& plan) {
+  const Shard& shard = plan.shard();
+  RankSummary summary;
+  summary.rank = plan.rank();
+  summary.q = shard.q;
+  summary.kv = shard.kv;
+  summary.q_tokens = shard.q_rows;
+  summary.kv_tokens = shard.kv_rows;
+  summary.visible_pairs = shard.visible_pairs;
+  for (const StateOp& op : plan.schedule().ops) {
+    if (op.kind == StateOpKind::merge) ++summary.num_merges;
+    if (op.kind == StateOpKind::block || op.kind == StateOpKind::accumulate) ++summary.num_blocks;
+  }
+  summary.bytes_on_wire = plan.bytes_on_wire();
+  summary.memory = plan.memory();
+  return summary;
+}
+
+}  // namespace
+
+double RankSummary::bytes_per_token() const {
+  if (num_tokens() == 0) return 0.0;
+  return static_cast<double>(memory.total()) / static_cast<double>(num_tokens());
+}
+
+PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
+                           const KernelTable& kernels, const std::string& input, int world_size,
+                           std::optional<int> rank) {
+  PlanSummary summary;
+  summary.input = input;
+  summary.problem = problem;
+  summary.config = config;
+  summary.world_size = world_size;
+  summary.wanted_rank = rank;
+  summary.kernels = kernels.name;
+  summary.numerics = kernels.numerics(problem.dtype);
+
+  // Every plan holds the sharding of all ranks, so only those that are shown are kept.
+  std::int64_t num_ops = 0;
+  for (int r = 0; r < world_size; ++r) {
+    Plan plan(problem, config, kernels, r, world_size);
+    summary.ranks.push_back(summarize_rank(plan));
+    num_ops += static_cast<std::int64_t>(plan.schedule().ops.size());
+    if (r == 0) {
+      summary.num_threads = plan.num_threads();
+      summary.guarantee = plan.guarantee();
+      summary.agreement_lines = plan.agreement_lines();
+      summary.imbalance = plan.sharding().imbalance();
+    }
+    const bool is_readable = !rank && num_ops <= kReadableOps;
+    if (!rank && !is_readable) summary.detailed.clear();
+    if (is_readable || rank == r) summary.detailed.push_back(std::move(plan));
+  }
+  return summary;
+}
+
+std::string chunk_name(const Problem& problem, const OwnedChunk& chunk) {
+  std::string name = "c" + std::to_string(chunk.chunk);
+  if (problem.batch.documents.size() > 1) name.insert(0, "d" + std::to_string(chunk.document));
+  return name;
+}
+
+std::string slot_name(SlotIndex slot) {
+  return is_scratch(slot) ? "t" + std::to_string(scratch_number(slot)) : "s" + std::to_string(slot);
+}
+
+}  // namespace cpattn

@@ -1,0 +1,60 @@
+// What `cpattn plan` says about one lane at one size, as data: text and JSON are written from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cp/plan.h"
+#include "launch/run_config.h"
+
+namespace cpattn {
+
+/// One rank's share.
+struct RankSummary {
+  int rank = 0;
+  std::vector<OwnedChunk> q;
+  std::vector<OwnedChunk> kv;
+  std::int64_t q_tokens = 0;
+  std::int64_t kv_tokens = 0;
+  std::int64_t visible_pairs = 0;
+  std::int64_t num_blocks = 0;  ///< block and accumulate ops
+  std::int64_t num_merges = 0;
+  std::size_t bytes_on_wire = 0;
+  MemoryPlan memory;
+
+  std::int64_t num_tokens() const { return q_tokens > kv_tokens ? q_tokens : kv_tokens; }
+  /// Peak memory over the tokens of the shard; 0 for a rank without tokens.
+  double bytes_per_token() const;
+};
+
+struct PlanSummary {
+  std::string input;
+  Problem problem;
+  CpConfig config;
+  int world_size = 1;
+  int num_threads = 1;
+  std::string kernels;
+  std::string numerics;
+  std::string guarantee;
+  std::string agreement_lines;
+  double imbalance = 1.0;
+  std::vector<RankSummary> ranks;
+  std::optional<int> wanted_rank;  ///< the rank asked for; it may be beyond this size
+  std::vector<Plan> detailed;      ///< plans whose steps are shown in full
+};
+
+/// Plans every rank; keeps the whole plan of `rank`, or of all ranks when none is asked for and
+/// they are small enough to be read.
+PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
+                           const KernelTable& kernels, const std::string& input, int world_size,
+                           std::optional<int> rank);
+
+/// "c4", or "d1c4" in a pack of several documents.
+std::string chunk_name(const Problem& problem, const OwnedChunk& chunk);
+
+/// "s2" for a state carried between steps, "t0" for one that lives inside a program.
+std::string slot_name(SlotIndex slot);
+
+}  // namespace cpattn
