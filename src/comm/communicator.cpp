@@ -58,6 +58,11 @@ void Communicator::wait(Pending& pending, Clock::time_point deadline, const Wait
   }
 }
 
+void Communicator::leak_kept_memory() noexcept {
+  for (Buffer& bytes : kept_) bytes.release();
+  kept_.clear();
+}
+
 /// One message with its header, both ways, as all_gather and gather need it. Its memory is handed
 /// to the communicator when a wait fails, because a transport may touch it after that.
 struct Communicator::Collective {

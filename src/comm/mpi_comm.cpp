@@ -54,8 +54,12 @@ MpiCommunicator::MpiCommunicator(MPI_Comm parent, const MpiOptions& options)
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  // With messages still posted (a failure) the communicator is left to the end of the process.
-  if (active_.empty() && !is_finalized()) MPI_Comm_free(&comm_);
+  if (is_finalized()) return;
+  if (active_.empty()) {
+    MPI_Comm_free(&comm_);
+  } else {
+    leak_kept_memory();  // MPI may still touch it
+  }
 }
 
 void MpiCommunicator::check(int code, std::string_view call) const {

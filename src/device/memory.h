@@ -23,6 +23,12 @@ class Buffer {
     return reinterpret_cast<T*>(data_.get());
   }
 
+  /// Gives the memory up without freeing it (std::free may later).
+  std::byte* release() {
+    size_bytes_ = 0;
+    return data_.release();
+  }
+
  private:
   struct Free {
     void operator()(std::byte* memory) const noexcept;
