@@ -50,6 +50,17 @@ void apply(const Setting& setting, RunConfig& config, Problems& problems) {
   }
 }
 
+/// Plans hold every chunk of every rank in memory; more than this is a slip of the hand.
+constexpr std::int64_t kMaxChunks = std::int64_t{1} << 24;
+
+void check_chunks(const RunConfig& config) {
+  const SequenceBatch batch = synthetic_batch(config);
+  const std::int64_t chunk_tokens = config.cp_config.chunk_tokens;
+  const std::int64_t chunks = std::max(batch.q_rows, batch.kv_rows) / chunk_tokens;
+  require(chunks <= kMaxChunks, "chunk_tokens ", chunk_tokens, ": cuts the tokens into ", chunks,
+          " chunks, expected at most ", kMaxChunks);
+}
+
 }  // namespace
 
 std::vector<std::string> knob_names() {
@@ -84,7 +95,7 @@ RunConfig load_config(std::span<const Setting> file, std::span<const Setting> fl
   }
   if (config.tensors.empty()) {
     problems.collect("", [&] { validate(synthetic_shape(config)); });
-    problems.collect("", [&] { validate(synthetic_batch(config)); });
+    problems.collect("", [&] { check_chunks(config); });
   }
   problems.raise();
   return config;

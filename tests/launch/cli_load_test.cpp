@@ -55,6 +55,11 @@ TEST(CliLoad, LengthsThatDoNotFitAreRefused) {
   EXPECT_EQ(refusal({flag("cu_seqlens", "0,5,5"), flag("cu_seqlens_kv", "0,0,6")}), "accepted");
 }
 
+TEST(CliLoad, AbsurdNumbersOfChunksAreRefusedBeforeMemoryIs) {
+  EXPECT_EQ(refusal({flag_scalar("seq_len", "1099511627776"), flag_scalar("chunk_tokens", "8")}),
+            "chunk_tokens 8: cuts the tokens into 137438953472 chunks, expected at most 16777216");
+}
+
 TEST(CliLoad, KnobsWithoutEffectAreRefusedNotIgnored) {
   EXPECT_EQ(refusal({flag_scalar("tensors", "a.safetensors"), flag_scalar("heads", "8")}),
             "--heads: has no effect: the file that tensors names decides");
