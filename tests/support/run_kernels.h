@@ -22,9 +22,11 @@ class KernelRunner {
     buffers_.reserve(key_chunks.size());
     for (const std::int64_t keys : key_chunks) {
       buffers_.emplace_back(table.packed_kv_bytes(problem, keys));
+      const PackChunk whole{.num_keys = keys};
       table.pack_kv({.problem = problem,
                      .k = slice(k, first, keys),
                      .v = slice(v, first, keys),
+                     .chunks = {&whole, 1},
                      .packed = buffers_.back().data()});
       blocks_.push_back({buffers_.back().data(), keys});
       first += keys;
@@ -43,7 +45,9 @@ class KernelRunner {
   };
 
   void forward(const Call& call) {
-    Buffer workspace(table_.workspace_bytes(problem_, call.num_scratch_slots, num_keys_));
+    const StepLimits limits{num_keys_, static_cast<std::int64_t>(blocks_.size()),
+                            call.num_scratch_slots};
+    Buffer workspace(table_.workspace_bytes(problem_, limits));
     const auto carried_slots = static_cast<std::size_t>(call.num_carried_slots);
     if (carried_.size_bytes() == 0)
       carried_ = Buffer(carried_slots * table_.carried_slot_bytes(problem_));
@@ -55,8 +59,7 @@ class KernelRunner {
                     .programs = call.programs,
                     .carried = carried_.data(),
                     .workspace = workspace.data(),
-                    .num_scratch_slots = call.num_scratch_slots,
-                    .max_step_keys = num_keys_,
+                    .limits = limits,
                     .progress = call.progress});
   }
 
