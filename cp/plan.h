@@ -62,7 +62,7 @@ class Plan {
     return kv_offsets_[static_cast<std::size_t>(rank)];
   }
   const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
-  std::int64_t max_step_keys() const { return max_step_keys_; }
+  const StepLimits& limits() const { return limits_; }
 
   MemoryPlan memory() const;
   std::size_t bytes_on_wire() const;  ///< payload bytes this rank sends
@@ -85,7 +85,7 @@ class Plan {
   Schedule schedule_;
   std::vector<std::vector<std::size_t>> kv_offsets_;
   std::vector<std::size_t> span_bytes_;
-  std::int64_t max_step_keys_ = 0;
+  StepLimits limits_;
 };
 
 }  // namespace cpattn

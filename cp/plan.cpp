@@ -1,0 +1,186 @@
+#include "cp/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "src/base/digest.h"
+#include "src/base/error.h"
+#include "src/base/integers.h"
+#include "src/comm/ring_exchange.h"
+
+namespace cpattn {
+namespace {
+
+/// Runs a check and keeps its complaint, so that all of them can be reported at once.
+template <class Check>
+void collect(std::vector<std::string>& problems, Check&& check) {
+  try {
+    check();
+  } catch (const InvalidArgument& error) {
+    problems.emplace_back(error.what());
+  }
+}
+
+struct RangeCheck {
+  std::vector<std::string>& problems;
+
+  template <class Number>
+  requires std::is_arithmetic_v<Number>
+  void operator()(const FieldInfo& field, const Number& value) const {
+    if constexpr (!std::is_same_v<Number, bool>) {
+      const auto number = static_cast<double>(value);
+      if (number >= field.min && number <= field.max) return;  // NaN fails both
+      problems.push_back(detail::concat(field.name, " ", value, ": expected a number in [",
+                                        field.min, ", ", field.max, "]"));
+    }
+  }
+  template <class Mode>
+  requires NamedEnum<Mode>
+  void operator()(const FieldInfo& field, const Mode& value) const {
+    if (!from_name<Mode>(name_of(value))) {
+      problems.push_back(detail::concat(field.name, ": expected ", choices<Mode>()));
+    }
+  }
+};
+
+void check(const Problem& problem, const CpConfig& config, int rank, int world_size) {
+  std::vector<std::string> problems;
+  collect(problems, [&] { validate(problem.shape); });
+  collect(problems, [&] { validate(problem.batch); });
+  for_each_cp_field(config, RangeCheck{problems});
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    problems.push_back(detail::concat("rank ", rank, " of world_size ", world_size,
+                                      ": expected 0 <= rank < world_size"));
+  }
+  if (problems.empty()) return;
+  std::string text;
+  for (const std::string& item : problems) text += (text.empty() ? "" : "; ") + item;
+  throw InvalidArgument(text);
+}
+
+/// A digest of who owns what.
+std::uint64_t digest_of(const Sharding& sharding) {
+  Digest digest;
+  for (const Shard& shard : sharding.shards) {
+    for (const auto* chunks : {&shard.q, &shard.kv}) {
+      digest.add(static_cast<std::int64_t>(chunks->size()));
+      for (const OwnedChunk& chunk : *chunks) {
+        digest.add(chunk.document);
+        digest.add(chunk.chunk);
+        digest.add(chunk.num_tokens);
+        digest.add(chunk.row_begin);
+      }
+    }
+  }
+  return digest.value();
+}
+
+std::uint64_t digest_of(const SequenceBatch& batch) {
+  Digest digest;
+  for (const Document& document : batch.documents) {
+    digest.add(document.q_begin);
+    digest.add(document.q_tokens);
+    digest.add(document.kv_begin);
+    digest.add(document.kv_tokens);
+  }
+  return digest.value();
+}
+
+}  // namespace
+
+Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& kernels, int rank,
+           int world_size)
+    : problem_(problem), config_(config), kernels_(&kernels), rank_(rank), world_size_(world_size) {
+  check(problem, config, rank, world_size);
+  num_threads_ = static_cast<int>(std::max<std::int64_t>(config.threads, 1));
+  sharding_ = make_sharding(problem_.batch, config_, world_size_);
+  schedule_ = make_schedule(problem_.batch, sharding_, config_, rank_);
+  const KernelProblem facts = kernel_problem();
+  for (const Shard& shard : sharding_.shards) {
+    std::size_t bytes = 0;
+    std::vector<std::size_t> offsets;
+    for (const OwnedChunk& chunk : shard.kv) {
+      offsets.push_back(bytes);
+      bytes += kernels.packed_kv_bytes(facts, chunk.num_tokens);
+    }
+    kv_offsets_.push_back(std::move(offsets));
+    span_bytes_.push_back(bytes);
+    limits_.keys = std::max(limits_.keys, shard.kv_rows);
+    limits_.blocks = std::max(limits_.blocks, static_cast<std::int64_t>(shard.kv.size()));
+  }
+  limits_.scratch_slots = schedule_.num_scratch_slots;
+}
+
+KernelProblem Plan::kernel_problem() const {
+  std::int64_t longest = 1;  // no need for more rows than the longest document has
+  for (const Document& document : problem_.batch.documents) {
+    longest = std::max(longest, document.q_tokens);
+  }
+  return {problem_.shape, problem_.dtype, std::min(config_.chunk_tokens, longest), num_threads_};
+}
+
+MemoryPlan Plan::memory() const {
+  const AttentionShape& shape = problem_.shape;
+  const auto bytes = [](std::int64_t rows, std::int64_t per_row, std::size_t size) {
+    return static_cast<std::size_t>(rows * per_row) * size;
+  };
+  const KernelProblem facts = kernel_problem();
+  MemoryPlan memory;
+  memory.inputs = bytes(shard().q_rows, shape.num_heads * shape.head_dim, size_of(problem_.dtype)) +
+                  bytes(shard().kv_rows, shape.num_kv_heads * (shape.head_dim + shape.value_dim),
+                        size_of(problem_.dtype));
+  memory.outputs =
+      bytes(shard().q_rows, shape.num_heads * shape.value_dim, size_of(problem_.out_dtype)) +
+      bytes(shard().q_rows, shape.num_heads, sizeof(float));
+  memory.ring_slots = RingExchange::workspace_bytes(span_bytes_);
+  memory.carried =
+      static_cast<std::size_t>(schedule_.num_carried_slots) * kernels_->carried_slot_bytes(facts);
+  memory.workspace = kernels_->workspace_bytes(facts, limits_);
+  return memory;
+}
+
+std::size_t Plan::bytes_on_wire() const {
+  std::size_t bytes = 0;
+  for (const Step& step : schedule_.steps) {
+    if (step.send_to >= 0) bytes += span_bytes_[static_cast<std::size_t>(step.kv_owner)];
+  }
+  return bytes;
+}
+
+std::string_view Plan::guarantee() const {
+  switch (config_.schedule) {
+    case ScheduleKind::canonical:
+      return "bitwise across CP sizes";
+    case ScheduleKind::arrival:
+      return "none across CP sizes: arrival folds partials in the order the ring brings them";
+  }
+  return "";
+}
+
+std::string Plan::agreement_lines() const {
+  std::ostringstream text;
+  for_each_cp_field(config_, [&](const FieldInfo& field, const auto& value) {
+    if (field.scope == Scope::local) return;
+    text << field.name << '=';
+    if constexpr (NamedEnum<std::remove_cvref_t<decltype(value)>>) {
+      text << name_of(value);
+    } else {
+      text << value;
+    }
+    text << '\n';
+  });
+  const AttentionShape& shape = problem_.shape;
+  text << "world_size=" << world_size_ << "\nnum_heads=" << shape.num_heads
+       << "\nnum_kv_heads=" << shape.num_kv_heads << "\nhead_dim=" << shape.head_dim
+       << "\nvalue_dim=" << shape.value_dim << "\nsoftmax_scale=" << std::hexfloat
+       << shape.softmax_scale << std::defaultfloat << "\ndtype=" << name_of(problem_.dtype)
+       << "\nout_dtype=" << name_of(problem_.out_dtype)
+       << "\ndocuments=" << problem_.batch.documents.size() << "\nq_rows=" << problem_.batch.q_rows
+       << "\nkv_rows=" << problem_.batch.kv_rows << "\ndocuments_digest=" << std::hex
+       << digest_of(problem_.batch) << "\nsharding_digest=" << digest_of(sharding_) << std::dec
+       << "\nnumerics=" << kernels_->numerics(problem_.dtype) << '\n';
+  return text.str();
+}
+
+}  // namespace cpattn

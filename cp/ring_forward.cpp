@@ -1,0 +1,139 @@
+#include "cp/ring_attention.h"
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+RingOptions ring_options(const Plan& plan) {
+  return {.direction = plan.schedule().direction,
+          .timeout = Seconds(plan.config().timeout_seconds),
+          .verify_checksum = plan.config().verify_checksum,
+          .delay_seed = static_cast<std::uint64_t>(plan.config().shuffle_arrival)};
+}
+
+/// The communicator, once all ranks are known to have made the same plan.
+Communicator& agreed(const Plan& plan, Communicator& comm) {
+  require(plan.rank() == comm.rank() && plan.world_size() == comm.size(), "plan of rank ",
+          plan.rank(), " of ", plan.world_size(), " on a communicator where this is rank ",
+          comm.rank(), " of ", comm.size());
+  agree(comm, plan.agreement_lines(), deadline_after(Seconds(plan.config().timeout_seconds)));
+  return comm;
+}
+
+void check_tensor(const AnyConstTensor& tensor, const char* name, DType dtype, std::int64_t rows,
+                  std::int64_t heads, std::int64_t dim, std::string& problems) {
+  const bool fits = tensor.dtype == dtype && tensor.shape[0] == rows && tensor.shape[1] == heads &&
+                    tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1) &&
+                    (tensor.data != nullptr || rows == 0);
+  if (fits) return;
+  problems += detail::concat(
+      problems.empty() ? "" : "; ", name, ": ", name_of(tensor.dtype), " [", tensor.shape[0], ", ",
+      tensor.shape[1], ", ", tensor.shape[2], "], last stride ", tensor.strides[2],
+      tensor.data == nullptr ? ", null" : "", "; expected ", name_of(dtype), " [", rows, ", ",
+      heads, ", ", dim, "] with a contiguous last dimension");
+}
+
+std::string problems_with(const Plan& plan, const ForwardTensors& tensors) {
+  const AttentionShape& shape = plan.problem().shape;
+  const DType dtype = plan.problem().dtype;
+  const std::int64_t q_rows = plan.shard().q_rows, kv_rows = plan.shard().kv_rows;
+  std::string text;
+  check_tensor(tensors.q, "q", dtype, q_rows, shape.num_heads, shape.head_dim, text);
+  check_tensor(tensors.k, "k", dtype, kv_rows, shape.num_kv_heads, shape.head_dim, text);
+  check_tensor(tensors.v, "v", dtype, kv_rows, shape.num_kv_heads, shape.value_dim, text);
+  check_tensor(tensors.out, "out", plan.problem().out_dtype, q_rows, shape.num_heads,
+               shape.value_dim, text);
+  if (tensors.lse.shape[0] != q_rows || tensors.lse.shape[1] != shape.num_heads) {
+    text +=
+        detail::concat(text.empty() ? "" : "; ", "lse: [", tensors.lse.shape[0], ", ",
+                       tensors.lse.shape[1], "], expected [", q_rows, ", ", shape.num_heads, "]");
+  }
+  return text;
+}
+
+}  // namespace
+
+RingAttention::RingAttention(const Plan& plan, Communicator& comm)
+    : plan_(plan),
+      comm_(agreed(plan, comm)),
+      exchange_(comm, plan.span_bytes(), ring_options(plan)),
+      carried_(plan.memory().carried),
+      workspace_(plan.memory().workspace) {
+  const std::vector<OwnedChunk>& own = plan.shard().kv;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    own_chunks_.push_back({own[i].local_begin, own[i].num_tokens, plan.kv_offsets(plan.rank())[i]});
+  }
+  kv_blocks_.reserve(static_cast<std::size_t>(plan.limits().blocks));
+  programs_.reserve(plan.shard().q.size());
+}
+
+// Our kv shard leaves for the next rank while we compute on it; the kernels poll the exchange
+// between tiles. What is computed, merged and finished in a step was decided by cp/schedule.
+void RingAttention::forward(const ForwardTensors& tensors) {
+  refuse_together(tensors);
+  exchange_.reset();
+  pack_own(tensors);
+  for (const Step& step : plan_.schedule().steps) {
+    exchange_.post();
+    run_step(step, tensors);
+    exchange_.wait();
+  }
+}
+
+void RingAttention::run_step(const Step& step, const ForwardTensors& tensors) {
+  const std::vector<OwnedChunk>& arrived =
+      plan_.sharding().shards[static_cast<std::size_t>(step.kv_owner)].kv;
+  const std::vector<std::size_t>& offsets = plan_.kv_offsets(step.kv_owner);
+  kv_blocks_.clear();
+  for (std::size_t i = 0; i < arrived.size(); ++i) {
+    kv_blocks_.push_back({exchange_.current().data() + offsets[i], arrived[i].num_tokens});
+  }
+  programs_.clear();
+  const std::span<const StateOp> ops(plan_.schedule().ops);
+  for (const ChunkProgram& program : step.programs) {
+    const OwnedChunk& q = plan_.shard().q[static_cast<std::size_t>(program.q_chunk)];
+    programs_.push_back({q.local_begin, q.num_tokens,
+                         ops.subspan(static_cast<std::size_t>(program.op_begin),
+                                     static_cast<std::size_t>(program.op_end - program.op_begin))});
+  }
+  plan_.kernels().forward(
+      {.problem = plan_.kernel_problem(),
+       .q = tensors.q,
+       .out = tensors.out,
+       .lse = tensors.lse,
+       .kv_blocks = kv_blocks_,
+       .programs = programs_,
+       .carried = carried_.data(),
+       .workspace = workspace_.data(),
+       .limits = plan_.limits(),
+       .progress = {[](void* exchange) noexcept { static_cast<RingExchange*>(exchange)->poll(); },
+                    &exchange_}});
+}
+
+void RingAttention::pack_own(const ForwardTensors& tensors) {
+  plan_.kernels().pack_kv({.problem = plan_.kernel_problem(),
+                           .k = tensors.k,
+                           .v = tensors.v,
+                           .chunks = own_chunks_,
+                           .packed = exchange_.own().data()});
+}
+
+// One rank that throws alone is a hang for the others, so everybody hears what anybody refuses.
+void RingAttention::refuse_together(const ForwardTensors& tensors) {
+  const std::string mine = problems_with(plan_, tensors);
+  std::string all = mine.empty() ? "" : detail::concat("rank ", comm_.rank(), ": ", mine);
+  if (comm_.size() > 1) {
+    const auto deadline = deadline_after(Seconds(plan_.config().timeout_seconds));
+    const auto texts = comm_.all_gather(std::as_bytes(std::span(all)), deadline, "tensor check");
+    all.clear();
+    for (const std::vector<std::byte>& text : texts) {
+      if (text.empty()) continue;
+      if (!all.empty()) all += "; ";
+      all.append(reinterpret_cast<const char*>(text.data()), text.size());
+    }
+  }
+  require(all.empty(), all);
+}
+
+}  // namespace cpattn
