@@ -1,8 +1,8 @@
 #include "cp/schedule.h"
 
 #include <algorithm>
-#include <numeric>
-#include <optional>
+#include <functional>
+#include <limits>
 
 #include "cp/reduction_tree.h"
 #include "src/base/error.h"

@@ -40,7 +40,7 @@ struct StateOp {
   SlotIndex left = 0;
   SlotIndex right = 0;
   std::int32_t kv_block = -1;
-  BlockMask mask;
+  BlockMask mask = {};
 };
 
 /// What one step does for one q chunk: rows [row_begin, row_begin + num_rows) of the local q.
