@@ -1,0 +1,175 @@
+#include "launch/parity_job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <iostream>
+#include <thread>
+
+#include "launch/job_files.h"
+#include "launch/parity_judge.h"
+#include "launch/parity_lane.h"
+#include "launch/parity_launcher.h"
+#include "launch/world.h"
+#include "src/base/error.h"
+#include "src/comm/loopback_comm.h"
+
+namespace cpattn {
+namespace {
+
+/// How a rank that throws ends.
+struct Failure {
+  ExitCode code = ExitCode::internal;
+  std::string message;
+};
+
+/// The exception being handled, as an exit code and a text.
+Failure current_failure() {
+  try {
+    throw;
+  } catch (const InvalidArgument& error) {
+    return {ExitCode::bad_input, error.what()};
+  } catch (const Unsupported& error) {
+    return {ExitCode::unavailable, error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::internal, error.what()};
+  } catch (...) {
+    return {ExitCode::internal, "an exception of unknown type"};
+  }
+}
+
+/// Time for the other ranks to say what they saw, before the first to fail takes all of them down.
+constexpr std::chrono::milliseconds kLastWords{300};
+
+Inputs agree_and_open(const RunConfig& config, World& world) {
+  agree(world.comm, agreement_lines(config),
+        deadline_after(Seconds(config.cp_config.timeout_seconds)));
+  return open_inputs(config);
+}
+
+LaneRun lane_run(const RunConfig& config, const Inputs& inputs, const LaneSpec& spec,
+                 std::optional<FaultKind> fault) {
+  return {config, *inputs[static_cast<std::size_t>(spec.source)], spec.lane, fault};
+}
+
+void deliver_lanes(const RunConfig& config, World& world, const std::string& directory) {
+  const Inputs inputs = agree_and_open(config, world);
+  const int size = world.comm.size();
+  if (size == 1) {
+    const std::vector<LaneSpec> baselines = baseline_specs(config, inputs.size());
+    for (std::size_t i = 0; i < baselines.size(); ++i) {
+      const auto result = run_lane(lane_run(config, inputs, baselines[i], std::nullopt), world);
+      save_result(baseline_path(directory, i), *result);
+    }
+  }
+  const std::vector<LaneSpec> specs = lane_specs(config, inputs.size());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const InputInfo& info = inputs[static_cast<std::size_t>(specs[i].source)]->info();
+    const auto fault = fault_of_lane(config, specs[i], size, info);
+    const auto result = run_lane(lane_run(config, inputs, specs[i], fault), world);
+    if (result) save_result(lane_path(directory, i), *result);
+  }
+}
+
+/// All lanes at the size of this world, judged by rank 0.
+int judge_here(const RunConfig& config, World& world) {
+  const Inputs inputs = agree_and_open(config, world);
+  require_fault_fits(config, inputs);
+  const int size = world.comm.size();
+  const std::vector<LaneSpec> specs = lane_specs(config, inputs.size());
+  std::vector<std::optional<LaneResult>> results;
+  for (const LaneSpec& spec : specs) {
+    const InputInfo& info = inputs[static_cast<std::size_t>(spec.source)]->info();
+    results.push_back(
+        run_lane(lane_run(config, inputs, spec, fault_of_lane(config, spec, size, info)), world));
+  }
+  if (world.comm.rank() != 0) return static_cast<int>(ExitCode::pass);
+
+  Judge judge(config, inputs, usable_cores());
+  const std::vector<LaneSpec> baselines = judge.baselines();
+  LoopbackWorld(1).run([&](Communicator& alone) {
+    World single{alone, 1};
+    for (std::size_t i = 0; i < baselines.size(); ++i) {
+      auto result = run_lane(lane_run(config, inputs, baselines[i], std::nullopt), single);
+      judge.set_baseline(i, std::move(*result));
+    }
+  });
+  ParityReport report = make_report(config, mpi_library_version());
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    report.lanes.push_back(judge.judge(i, size, *results[i]));
+  }
+  judge_fault(config, report);
+  return publish(config, report);
+}
+
+/// Says on stderr what this rank saw, then ends the job.
+int give_up(World& world, const Failure& failure) {
+  std::cerr << "cpattn: error: rank " << world.comm.rank() << ": " << failure.message << std::endl;
+  std::this_thread::sleep_for(kLastWords);
+  world.comm.abort(static_cast<int>(failure.code), failure.message);
+  return static_cast<int>(failure.code);
+}
+
+/// The configuration at the size that mpirun was asked for.
+RunConfig at_world_size(const RunConfig& config, const CommandLine& line, int size) {
+  const bool is_asked = std::find(config.cp.begin(), config.cp.end(), size) != config.cp.end();
+  const auto given = line.given.find("cp");
+  require(is_asked || given == line.given.end(), given == line.given.end() ? "" : given->second,
+          " does not name ", size, ", but mpirun started ", size,
+          " ranks: leave it out, or start cpattn without mpirun");
+  RunConfig here = config;
+  here.cp = {size};
+  return here;
+}
+
+}  // namespace
+
+std::string lane_path(const std::string& directory, std::size_t lane) {
+  return directory + "/lane" + std::to_string(lane) + ".result";
+}
+
+std::string baseline_path(const std::string& directory, std::size_t baseline) {
+  return directory + "/baseline" + std::to_string(baseline) + ".result";
+}
+
+int run_job_rank(const RunConfig& config, const std::string& directory) {
+  const int rank = mpirun_rank();
+  const TerminationNote note(directory, rank);
+  write_started(directory, rank);
+  const auto max_bytes = static_cast<std::size_t>(config.cp_config.max_message_bytes);
+  try {
+    const int code = with_world(max_bytes, [&](World& world) {
+      try {
+        deliver_lanes(config, world, directory);
+      } catch (...) {
+        const Failure failure = current_failure();
+        write_ended(directory, rank, static_cast<int>(failure.code), failure.message);
+        return give_up(world, failure);
+      }
+      return static_cast<int>(ExitCode::pass);
+    });
+    if (code == 0) write_ended(directory, rank, code, "");
+    return code;
+  } catch (...) {
+    const Failure failure = current_failure();
+    write_ended(directory, rank, static_cast<int>(failure.code), failure.message);
+    return static_cast<int>(failure.code);
+  }
+}
+
+int run_user_rank(const RunConfig& config, const CommandLine& line) {
+  const auto max_bytes = static_cast<std::size_t>(config.cp_config.max_message_bytes);
+  return with_world(max_bytes, [&](World& world) {
+    try {
+      // Compared before anything is refused, so that ranks that were told different things all hear
+      // of it.
+      agree(world.comm, agreement_lines(config),
+            deadline_after(Seconds(config.cp_config.timeout_seconds)));
+      return judge_here(at_world_size(config, line, world.comm.size()), world);
+    } catch (...) {
+      return give_up(world, current_failure());
+    }
+  });
+}
+
+}  // namespace cpattn

@@ -1,0 +1,224 @@
+#include "launch/report.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+ExitCode exit_code_of(FailureKind failure) {
+  switch (failure) {
+    case FailureKind::none:
+      return ExitCode::pass;
+    case FailureKind::differs:
+      return ExitCode::differs;
+    case FailureKind::bad_input:
+      return ExitCode::bad_input;
+    case FailureKind::unavailable:
+      return ExitCode::unavailable;
+    case FailureKind::internal:
+      return ExitCode::internal;
+  }
+  return ExitCode::internal;
+}
+
+constexpr std::array kColumns{"cp",         "sharding",         "mask",     "dtype",
+                              "schedule",   "compared",         "bit diff", "rel_l2 out",
+                              "rel_l2 lse", "worst head/chunk", "max abs",  "seconds",
+                              "exposed",    "verdict"};
+using Cells = std::array<std::string, kColumns.size()>;
+
+Cells cells_of(const LaneReport& lane) {
+  Cells cells;
+  cells.fill("-");
+  cells[0] = fmt::format("{}{}", lane.cp, lane.is_baseline ? " (baseline)" : "");
+  cells[1] = std::string(name_of(lane.sharding));
+  cells[2] = std::string(name_of(lane.mask));
+  cells[3] = std::string(name_of(lane.dtype));
+  cells[4] = std::string(name_of(lane.schedule));
+  if (lane.compared_elements > 0) {
+    cells[5] = fmt::format("{}", lane.compared_elements);
+    cells[6] = fmt::format("{}", lane.bit_mismatch);
+  }
+  if (lane.reference_rows > 0) {
+    cells[7] = fmt::format("{:.2e}", lane.rel_l2);
+    cells[8] = fmt::format("{:.2e}", lane.rel_l2_lse);
+    cells[9] = fmt::format("{:.2e} {}/{}", lane.worst_rel_l2, lane.worst_head, lane.worst_chunk);
+    cells[10] = fmt::format("{:.2e}", lane.max_abs);
+  }
+  if (!lane.ranks.empty()) {
+    cells[11] = fmt::format("{:.3f}", lane.seconds());
+    cells[12] = fmt::format("{:.3f}", lane.exposed_seconds());
+  }
+  cells[13] = lane.status == LaneStatus::passed   ? "pass"
+              : lane.status == LaneStatus::failed ? "FAIL"
+                                                  : "not evaluated";
+  return cells;
+}
+
+std::string table_of(const std::vector<Cells>& rows) {
+  std::array<std::size_t, kColumns.size()> widths{};
+  for (std::size_t i = 0; i < widths.size(); ++i) {
+    widths[i] = std::strlen(kColumns[i]);
+    for (const Cells& row : rows) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  const auto add_line = [&](auto&& cell) {
+    std::string line;
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      line += fmt::format("{:<{}}  ", std::string(cell(i)), widths[i]);
+    }
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  };
+  add_line([](std::size_t i) { return kColumns[i]; });
+  for (const Cells& row : rows) add_line([&](std::size_t i) { return row[i]; });
+  return text;
+}
+
+/// The lanes of one source under one heading.
+std::string tables_by_source(const ParityReport& report) {
+  std::vector<std::string> sources;
+  for (const LaneReport& lane : report.lanes) {
+    if (std::find(sources.begin(), sources.end(), lane.source) == sources.end()) {
+      sources.push_back(lane.source);
+    }
+  }
+  std::string text;
+  for (const std::string& source : sources) {
+    std::vector<Cells> rows;
+    for (const LaneReport& lane : report.lanes) {
+      if (lane.source == source) rows.push_back(cells_of(lane));
+    }
+    text += fmt::format("{}\n{}\n", source, table_of(rows));
+  }
+  return text;
+}
+
+/// Lane texts said once, with the lanes they hold for counted.
+std::string distinct(const ParityReport& report, std::string LaneReport::*field) {
+  std::vector<std::string> values;
+  for (const LaneReport& lane : report.lanes) {
+    const std::string& value = lane.*field;
+    if (!value.empty() && std::find(values.begin(), values.end(), value) == values.end()) {
+      values.push_back(value);
+    }
+  }
+  std::string text;
+  for (const std::string& value : values) text += (text.empty() ? "" : "; ") + value;
+  return text.empty() ? "-" : text;
+}
+
+std::string reference_line(const ParityReport& report) {
+  std::int64_t compared = 0;
+  std::int64_t total = 0;
+  for (const LaneReport& lane : report.lanes) {
+    compared += lane.reference_rows;
+    total += lane.total_rows;
+  }
+  if (compared == total) return "reference: double precision, every row";
+  return fmt::format(
+      "reference: double precision, {} of {} rows (a fixed spread; --reference-rows "
+      "changes how many)",
+      compared, total);
+}
+
+}  // namespace
+
+double LaneReport::seconds() const {
+  double most = 0.0;
+  for (const RankReceipt& rank : ranks) most = std::max(most, rank.seconds);
+  return most;
+}
+
+double LaneReport::exposed_seconds() const {
+  double most = 0.0;
+  for (const RankReceipt& rank : ranks) most = std::max(most, rank.exposed_seconds);
+  return most;
+}
+
+std::int64_t ParityReport::count(LaneStatus status) const {
+  return std::count_if(lanes.begin(), lanes.end(),
+                       [&](const LaneReport& lane) { return lane.status == status; });
+}
+
+bool ParityReport::passes() const { return exit_code() == ExitCode::pass; }
+
+ExitCode ParityReport::exit_code() const {
+  // What was computed and is wrong outranks what was not computed.
+  for (const FailureKind kind : {FailureKind::differs, FailureKind::internal,
+                                 FailureKind::unavailable, FailureKind::bad_input}) {
+    if (failure == kind) return exit_code_of(kind);
+    for (const LaneReport& lane : lanes) {
+      if (lane.status != LaneStatus::passed && lane.failure == kind) return exit_code_of(kind);
+    }
+  }
+  if (count(LaneStatus::failed) > 0 || !reasons.empty()) return ExitCode::internal;
+  if (count(LaneStatus::passed) == 0 || count(LaneStatus::not_evaluated) > 0) {
+    return ExitCode::unavailable;
+  }
+  return ExitCode::pass;
+}
+
+std::string_view name_of_status(LaneStatus status) {
+  switch (status) {
+    case LaneStatus::passed:
+      return "passed";
+    case LaneStatus::failed:
+      return "failed";
+    case LaneStatus::not_evaluated:
+      return "not evaluated";
+  }
+  return "?";
+}
+
+std::string lane_name(const LaneReport& lane) {
+  return fmt::format("cp {} {} {} {} {} {}", lane.cp, name_of(lane.sharding), name_of(lane.mask),
+                     name_of(lane.dtype), name_of(lane.schedule), lane.source);
+}
+
+std::string report_text(const ParityReport& report) {
+  std::string text = tables_by_source(report);
+  for (const LaneReport& lane : report.lanes) {
+    for (const std::string& note : lane.notes) {
+      text += fmt::format("note: {}: {}\n", lane_name(lane), note);
+    }
+  }
+  for (const LaneReport& lane : report.lanes) {
+    for (const std::string& reason : lane.reasons) {
+      text += fmt::format("{}: {}: {}\n", name_of_status(lane.status), lane_name(lane), reason);
+    }
+  }
+  for (const std::string& reason : report.reasons) text += fmt::format("failed: {}\n", reason);
+  text += reference_line(report) + "\n";
+  text += fmt::format(
+      "verdict: {}: {} passed, {} failed, {} not evaluated; guarantee: {}; chunk_tokens {}; isa "
+      "{}\n",
+      report.passes() ? "PASS" : "FAIL", report.count(LaneStatus::passed),
+      report.count(LaneStatus::failed), report.count(LaneStatus::not_evaluated),
+      distinct(report, &LaneReport::guarantee), report.chunk_tokens,
+      distinct(report, &LaneReport::isa));
+  return text;
+}
+
+void write_atomically(const std::string& path, std::string_view text) {
+  const std::string partial = fmt::format("{}.partial.{}", path, ::getpid());
+  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
+  file.write(text.data(), static_cast<std::streamsize>(text.size()));
+  file.close();
+  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(partial.c_str());
+    throw InvalidArgument("cannot write " + path + ": " + why);
+  }
+}
+
+}  // namespace cpattn

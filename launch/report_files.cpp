@@ -1,0 +1,168 @@
+// The machine-readable forms of a ParityReport: JSON and JUnit XML.
+#include <fmt/core.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "launch/report.h"
+
+namespace cpattn {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// JSON has no infinities; a writer that emits them is not read by anyone.
+Json number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+Json json_of(const RankReceipt& rank) {
+  return {{"rank", rank.rank},
+          {"host", rank.host},
+          {"pid", rank.pid},
+          {"rows", rank.rows},
+          {"bytes_sent", rank.bytes_sent},
+          {"messages", rank.messages},
+          {"seconds", number(rank.seconds)},
+          {"compute_seconds", number(rank.compute_seconds())},
+          {"exposed_seconds", number(rank.exposed_seconds)},
+          {"peak_rss", rank.peak_rss_bytes}};
+}
+
+Json json_of(const LaneReport& lane) {
+  Json json{{"source", lane.source},
+            {"cp", lane.cp},
+            {"baseline", lane.is_baseline},
+            {"sharding", name_of(lane.sharding)},
+            {"mask", name_of(lane.mask)},
+            {"dtype", name_of(lane.dtype)},
+            {"schedule", name_of(lane.schedule)},
+            {"pass", lane.status == LaneStatus::passed},
+            {"status", name_of_status(lane.status)},
+            {"reasons", lane.reasons},
+            {"notes", lane.notes},
+            {"compared_elements", lane.compared_elements},
+            {"bit_mismatch", lane.bit_mismatch},
+            {"bits_must_match", lane.bits_must_match},
+            {"first_difference", lane.first_difference},
+            {"reference_rows", lane.reference_rows},
+            {"total_rows", lane.total_rows},
+            {"rel_l2", number(lane.rel_l2)},
+            {"rel_l2_lse", number(lane.rel_l2_lse)},
+            {"worst_rel_l2", number(lane.worst_rel_l2)},
+            {"worst_rel_l2_lse", number(lane.worst_rel_l2_lse)},
+            {"rel_l2_bound", number(lane.rel_l2_bound)},
+            {"rel_l2_lse_bound", number(lane.rel_l2_lse_bound)},
+            {"max_abs", number(lane.max_abs)},
+            {"worst_head", lane.worst_head},
+            {"worst_chunk", lane.worst_chunk},
+            {"seconds", number(lane.seconds())},
+            {"exposed_seconds", number(lane.exposed_seconds())},
+            {"transport", lane.transport},
+            {"guarantee", lane.guarantee},
+            {"isa", lane.isa},
+            {"threads", lane.threads},
+            {"ranks", Json::array()}};
+  for (const RankReceipt& rank : lane.ranks) json["ranks"].push_back(json_of(rank));
+  return json;
+}
+
+Json json_of(const std::vector<std::pair<std::string, std::string>>& entries) {
+  Json json = Json::object();
+  for (const auto& [key, value] : entries) json[key] = value;
+  return json;
+}
+
+/// Text as XML character data and attribute value; characters XML 1.0 cannot hold become '?'.
+std::string xml(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&apos;";
+        break;
+      case '\n':
+      case '\t':
+      case '\r':
+        escaped += fmt::format("&#{};", static_cast<int>(c));
+        break;
+      default:
+        escaped += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+    }
+  }
+  return escaped;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += (text.empty() ? "" : "\n") + line;
+  return text;
+}
+
+std::string junit_outcome(const char* element, const std::string& reasons) {
+  return fmt::format("      <{0} message=\"{1}\">{1}</{0}>\n", element, xml(reasons));
+}
+
+std::string junit_case(const LaneReport& lane) {
+  std::string text =
+      fmt::format("    <testcase classname=\"cpattn.parity\" name=\"{}\" time=\"{:.6f}\"",
+                  xml(lane_name(lane)), lane.seconds());
+  if (lane.status == LaneStatus::passed) return text + "/>\n";
+  const bool is_failure = lane.status == LaneStatus::failed;
+  return text + ">\n" + junit_outcome(is_failure ? "failure" : "error", joined(lane.reasons)) +
+         "    </testcase>\n";
+}
+
+}  // namespace
+
+std::string report_json(const ParityReport& report) {
+  Json json{{"schema_version", "1"},
+            {"verdict", report.passes() ? "PASS" : "FAIL"},
+            {"exit_code", static_cast<int>(report.exit_code())},
+            {"passed", report.count(LaneStatus::passed)},
+            {"failed", report.count(LaneStatus::failed)},
+            {"not_evaluated", report.count(LaneStatus::not_evaluated)},
+            {"reasons", report.reasons},
+            {"inject", report.inject},
+            {"chunk_tokens", report.chunk_tokens},
+            {"lanes", Json::array()},
+            {"environment", json_of(report.environment)},
+            {"config", json_of(report.config)}};
+  for (const LaneReport& lane : report.lanes) json["lanes"].push_back(json_of(lane));
+  // Names of files and layers may hold bytes that are not UTF-8; they are shown, not refused.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string report_junit(const ParityReport& report) {
+  const bool has_run_failure = !report.reasons.empty() || report.lanes.empty();
+  const std::int64_t failures = report.count(LaneStatus::failed) + (has_run_failure ? 1 : 0);
+  const std::string counts = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"0\"",
+                                         report.lanes.size() + (has_run_failure ? 1 : 0), failures,
+                                         report.count(LaneStatus::not_evaluated));
+  std::string text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
+  text += fmt::format("<testsuites {0}>\n  <testsuite name=\"cpattn parity\" {0}>\n", counts);
+  for (const LaneReport& lane : report.lanes) text += junit_case(lane);
+  if (has_run_failure) {
+    const std::string reasons =
+        report.reasons.empty() ? "no lane was evaluated" : joined(report.reasons);
+    text += "    <testcase classname=\"cpattn.parity\" name=\"run\">\n" +
+            junit_outcome("failure", reasons) + "    </testcase>\n";
+  }
+  return text + "  </testsuite>\n</testsuites>\n";
+}
+
+}  // namespace cpattn

@@ -1,0 +1,158 @@
+#include "launch/report.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+LaneReport lane(int cp, LaneStatus status, FailureKind failure = FailureKind::none) {
+  LaneReport report;
+  report.source = "synthetic/normal";
+  report.cp = cp;
+  report.status = status;
+  report.failure = failure;
+  report.compared_elements = 1000;
+  report.reference_rows = 10;
+  report.total_rows = 10;
+  report.guarantee = "bitwise across CP sizes";
+  report.isa = "cpu/generic";
+  report.ranks.push_back({.rank = 0, .host = "here", .pid = 7, .rows = 10, .seconds = 0.5});
+  if (status != LaneStatus::passed) report.reasons = {"out: <NaN> & \"more\""};
+  return report;
+}
+
+ParityReport report_of(std::vector<LaneReport> lanes) {
+  ParityReport report;
+  report.lanes = std::move(lanes);
+  report.chunk_tokens = 512;
+  return report;
+}
+
+std::string last_line(const std::string& text) {
+  const std::size_t end = text.find_last_not_of('\n');
+  return text.substr(text.rfind('\n', end) + 1, end - text.rfind('\n', end));
+}
+
+TEST(ParityReport, PassesOnlyWhenEverythingWasEvaluatedAndPassed) {
+  const LaneReport good = lane(1, LaneStatus::passed);
+
+  EXPECT_EQ(report_of({good}).exit_code(), ExitCode::pass);
+  EXPECT_EQ(report_of({good, lane(2, LaneStatus::failed, FailureKind::differs)}).exit_code(),
+            ExitCode::differs);
+  EXPECT_EQ(report_of({good, lane(2, LaneStatus::failed, FailureKind::internal)}).exit_code(),
+            ExitCode::internal);
+  EXPECT_EQ(
+      report_of({good, lane(2, LaneStatus::not_evaluated, FailureKind::unavailable)}).exit_code(),
+      ExitCode::unavailable);
+  EXPECT_NE(report_of({good, lane(2, LaneStatus::failed)}).exit_code(), ExitCode::pass);
+}
+
+TEST(ParityReport, WrongNumbersOutrankWhatDidNotRun) {
+  const ParityReport report = report_of({lane(1, LaneStatus::failed, FailureKind::differs),
+                                         lane(2, LaneStatus::failed, FailureKind::internal)});
+
+  EXPECT_EQ(report.exit_code(), ExitCode::differs);
+}
+
+TEST(BC_101, NothingEvaluatedIsNotAPass) {
+  const ParityReport nothing = report_of({});
+  const ParityReport only_skipped = report_of({lane(2, LaneStatus::not_evaluated)});
+
+  EXPECT_FALSE(nothing.passes());
+  EXPECT_NE(nothing.exit_code(), ExitCode::pass);
+  EXPECT_FALSE(only_skipped.passes());
+  EXPECT_NE(report_text(only_skipped).find("not evaluated"), std::string::npos);
+}
+
+TEST(BC_097, OneFailureAmongTenIsCounted) {
+  std::vector<LaneReport> lanes(9, lane(1, LaneStatus::passed));
+  lanes.push_back(lane(2, LaneStatus::failed, FailureKind::differs));
+  const ParityReport report = report_of(std::move(lanes));
+
+  EXPECT_NE(report.exit_code(), ExitCode::pass);
+  EXPECT_TRUE(last_line(report_text(report))
+                  .starts_with("verdict: FAIL: 9 passed, 1 failed, 0 not evaluated"));
+}
+
+TEST(ReportText, EndsWithTheVerdictAndWhatItRestsOn) {
+  const std::string line = last_line(report_text(report_of({lane(1, LaneStatus::passed)})));
+
+  EXPECT_EQ(line,
+            "verdict: PASS: 1 passed, 0 failed, 0 not evaluated; guarantee: bitwise across CP "
+            "sizes; chunk_tokens 512; isa cpu/generic");
+}
+
+TEST(ReportText, SaysHowManyReferenceRowsWereComputed) {
+  LaneReport sampled = lane(1, LaneStatus::passed);
+  sampled.total_rows = 4000;
+
+  EXPECT_NE(report_text(report_of({sampled})).find("10 of 4000 rows"), std::string::npos);
+}
+
+TEST(ReportJson, HoldsEveryLaneAndNoBareInfinity) {
+  LaneReport bad = lane(2, LaneStatus::failed, FailureKind::differs);
+  bad.rel_l2 = std::numeric_limits<double>::infinity();
+  bad.max_abs = 0.1;
+  bad.bit_mismatch = 3;
+
+  const auto json =
+      nlohmann::json::parse(report_json(report_of({lane(1, LaneStatus::passed), bad})));
+
+  EXPECT_EQ(json["schema_version"], "1");
+  EXPECT_EQ(json["verdict"], "FAIL");
+  ASSERT_EQ(json["lanes"].size(), 2u);
+  for (const char* key : {"cp", "sharding", "mask", "dtype", "schedule", "compared_elements",
+                          "bit_mismatch", "rel_l2", "pass", "source", "ranks", "reasons"}) {
+    EXPECT_TRUE(json["lanes"][0].contains(key)) << key;
+  }
+  EXPECT_EQ(json["lanes"][0]["pass"], true);
+  EXPECT_EQ(json["lanes"][1]["pass"], false);
+  EXPECT_EQ(json["lanes"][1]["rel_l2"], "inf");
+  EXPECT_EQ(json["lanes"][1]["max_abs"].get<double>(), 0.1);  // the double comes back as it was
+  EXPECT_EQ(json["lanes"][1]["bit_mismatch"], 3);
+  EXPECT_EQ(json["lanes"][0]["ranks"][0]["host"], "here");
+}
+
+TEST(ReportJson, ShowsNamesThatAreNotUtf8) {
+  LaneReport odd = lane(1, LaneStatus::passed);
+  odd.source = "file\xff.safetensors";
+
+  EXPECT_NO_THROW(nlohmann::json::parse(report_json(report_of({odd}))));
+}
+
+TEST(ReportJunit, EscapesAndCounts) {
+  const ParityReport report =
+      report_of({lane(1, LaneStatus::passed), lane(2, LaneStatus::failed, FailureKind::differs),
+                 lane(4, LaneStatus::not_evaluated)});
+
+  const std::string xml = report_junit(report);
+
+  EXPECT_NE(xml.find("tests=\"3\" failures=\"1\" errors=\"1\" skipped=\"0\""), std::string::npos);
+  EXPECT_NE(xml.find("out: &lt;NaN&gt; &amp; &quot;more&quot;"), std::string::npos);
+  EXPECT_EQ(xml.find("<NaN>"), std::string::npos);
+}
+
+TEST(WriteAtomically, ReplacesAFileAndRefusesAPlaceThatIsNotThere) {
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("cpattn_report_test." + std::to_string(::getpid()));
+  write_atomically(path, "old text, longer");
+  write_atomically(path, "new");
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+
+  EXPECT_EQ(text.str(), "new");
+  EXPECT_THROW(write_atomically("/nonexistent-folder/report.json", "x"), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cpattn
