@@ -240,5 +240,49 @@ TEST(FileInputs, RefusesToReadAFileThatShrank) {
   EXPECT_THROW(rows_of(*sources[0], TensorRole::q, DType::f32, 0, 10), InvalidArgument);
 }
 
+/// Smallest scaled logit that the causal mask lets through, in double.
+double smallest_causal_logit(const InputSource& source) {
+  const std::vector<float> q = floats_of(source, TensorRole::q);
+  const std::vector<float> k = floats_of(source, TensorRole::k);
+  const AttentionShape& shape = source.info().shape;
+  double smallest = 0.0;
+  for (std::int64_t i = 0; i < source.info().batch.q_rows; ++i) {
+    for (std::int64_t head = 0; head < shape.num_heads; ++head) {
+      const float* const a = q.data() + (i * shape.num_heads + head) * shape.head_dim;
+      for (std::int64_t j = 0; j <= i; ++j) {
+        const std::int64_t kv_head = head / shape.group_size();
+        const float* const b = k.data() + (j * shape.num_kv_heads + kv_head) * shape.head_dim;
+        double dot = 0.0;
+        for (std::int64_t c = 0; c < shape.head_dim; ++c) dot += static_cast<double>(a[c]) * b[c];
+        smallest = std::min(smallest, dot * shape.softmax_scale);
+      }
+    }
+  }
+  return smallest;
+}
+
+/// What tests/data/README.md says of the committed sample. The logits there are of q, k before
+/// their rounding to bf16, which moves a logit by at most 2^-8 |q| |k| / 8, here less than 1.
+TEST(FileInputs, TheSampleIsWhatItsReadmeSays) {
+  const auto sources = open_tensor_file("tests/data/smollm2_qkv.safetensors", "");
+
+  ASSERT_EQ(sources.size(), 2u);
+  EXPECT_EQ(sources[0]->info().name, "smollm2_qkv.safetensors:layer.0");
+  EXPECT_EQ(sources[1]->info().name, "smollm2_qkv.safetensors:layer.18");
+  for (const auto& source : sources) {
+    EXPECT_EQ(source->info().shape.num_heads, 9);
+    EXPECT_EQ(source->info().shape.num_kv_heads, 3);
+    EXPECT_EQ(source->info().shape.head_dim, 64);
+    EXPECT_EQ(source->info().shape.value_dim, 64);
+    EXPECT_EQ(source->info().batch.q_rows, 1250);
+    EXPECT_EQ(source->info().batch.documents.size(), 1u);
+    for (const TensorRole role : kRoles) {
+      for (const float x : floats_of(*source, role)) ASSERT_TRUE(std::isfinite(x));
+    }
+  }
+  EXPECT_NEAR(smallest_causal_logit(*sources[0]), -22.55, 1.0);
+  EXPECT_NEAR(smallest_causal_logit(*sources[1]), -65.26, 1.0);
+}
+
 }  // namespace
 }  // namespace cpattn
