@@ -27,7 +27,9 @@ class ScratchFile {
   const std::string& path() const { return path_; }
 
   void write(const std::string& bytes) const {
-    std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+    // A new file each time: some file systems flush a file that was truncated and rewritten.
+    std::filesystem::remove(path_);
+    std::ofstream(path_, std::ios::binary) << bytes;
   }
   std::string read() const {
     std::ifstream file(path_, std::ios::binary);
