@@ -106,7 +106,7 @@ ErrorSummary compare_error(const AnyConstTensor& candidate, const Expectation& e
 std::vector<std::string> reasons(const ErrorSummary& summary, const std::string& tensor);
 
 /// Whether this build still has NaN and infinity: comparisons with NaN are false, and -inf - -inf
-/// is NaN. A build with fast-math does not, and then no comparison here means anything.
+/// is NaN. A build with "fast" arithmetic does not, and then no comparison here means anything.
 bool has_ieee_semantics();
 
 }  // namespace cpattn

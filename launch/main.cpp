@@ -4,10 +4,12 @@
 #include "launch/cli.h"
 #include "launch/cli_docs.h"
 #include "launch/doctor.h"
+#include "launch/parity.h"
 
 int main(int argc, char** argv) {
   using namespace cpattn;
   const std::array subcommands{
+      parity_subcommand(),
       Subcommand{"doctor",
                  "says what this machine has and what will therefore work",
                  "cpattn doctor",

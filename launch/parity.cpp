@@ -36,7 +36,7 @@ Subcommand parity_subcommand() {
 int run_parity(const RunConfig& config, const CommandLine& line) {
   if (line.has("list-faults")) return list_faults();
   require<InternalError>(has_ieee_semantics(),
-                         "this build has lost NaN, infinity or denormals (-ffast-math?): no "
+                         "this build has lost NaN, infinity or denormals: no "
                          "comparison in it means anything");
   fault_from_option(config.inject);
   if (line.has("job-dir")) return run_job_rank(config, line.value("job-dir"));

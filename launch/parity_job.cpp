@@ -6,6 +6,7 @@
 #include <iostream>
 #include <thread>
 
+#include "launch/cli_load.h"
 #include "launch/job_files.h"
 #include "launch/parity_judge.h"
 #include "launch/parity_lane.h"

@@ -9,7 +9,6 @@
 
 #include "cp/plan.h"
 #include "cp/ring_attention.h"
-#include "launch/cli_values.h"
 #include "src/base/error.h"
 #include "src/comm/communicator.h"
 #include "src/device/memory.h"
@@ -162,15 +161,6 @@ std::size_t baseline_index(const std::vector<LaneSpec>& baselines, const LaneSpe
       std::find_if(baselines.begin(), baselines.end(),
                    [&](const LaneSpec& baseline) { return shares_baseline(baseline, lane); });
   return static_cast<std::size_t>(found - baselines.begin());
-}
-
-std::string agreement_lines(const RunConfig& config) {
-  std::string lines;
-  for_each_run_field(config, [&](const RunField& field, const auto& value) {
-    if (field.scope != Scope::agreed) return;
-    lines += std::string(field.name) + "=" + format_value(value, ",") + "\n";
-  });
-  return lines;
 }
 
 std::optional<FaultKind> fault_of_lane(const RunConfig& config, const LaneSpec& spec,

@@ -30,9 +30,6 @@ std::vector<LaneSpec> lane_specs(const RunConfig& config, std::size_t num_source
 std::vector<LaneSpec> baseline_specs(const RunConfig& config, std::size_t num_sources);
 std::size_t baseline_index(const std::vector<LaneSpec>& baselines, const LaneSpec& lane);
 
-/// "key=value" lines of every knob that must be equal on all ranks.
-std::string agreement_lines(const RunConfig& config);
-
 /// Whether the fault of `config` goes into this lane at this size.
 std::optional<FaultKind> fault_of_lane(const RunConfig& config, const LaneSpec& spec,
                                        std::int64_t cp, const InputInfo& input);

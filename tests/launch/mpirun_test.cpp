@@ -71,7 +71,8 @@ TEST(Mpirun, ThreadsArePassedOn) {
 
 TEST(Mpirun, SaysWhatIsMissingAndWhatToDo) {
   EXPECT_EQ(why_no_mpirun(kTwoCores), "");
-  EXPECT_NE(why_no_mpirun({.has_mpi = true, .mpirun = ""}).find("install openmpi-bin"), std::string::npos);
+  EXPECT_NE(why_no_mpirun({.has_mpi = true, .mpirun = ""}).find("install openmpi-bin"),
+            std::string::npos);
   EXPECT_NE(why_no_mpirun({.mpirun = "/usr/bin/mpirun"}).find("no MPI"), std::string::npos);
 }
 
