@@ -101,12 +101,12 @@ class MpiCommunicator final : public Communicator {
   };
 
   Pending add(Operation operation);
-  std::size_t piece_bytes(const Operation& operation, std::int64_t piece) const;
+  int piece_bytes(const Operation& operation) const;
   bool may_post(int id) const;
   void post_pieces(int id);
-  void post_piece(Operation& operation);
+  bool post_send(Operation& operation);
+  bool post_receive(Operation& operation);
   void advance(int id);
-  void check_length(const Operation& operation, std::int64_t piece, const MPI_Status& status) const;
   void check(int code, std::string_view call) const;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
