@@ -18,20 +18,17 @@ class KernelRunner {
   KernelRunner(const KernelTable& table, const KernelProblem& problem, const AnyConstTensor& k,
                const AnyConstTensor& v, std::span<const std::int64_t> key_chunks)
       : table_(table), problem_(problem) {
-    std::int64_t first = 0;
-    buffers_.reserve(key_chunks.size());
+    std::vector<PackChunk> chunks;
+    std::size_t bytes = 0;
     for (const std::int64_t keys : key_chunks) {
-      buffers_.emplace_back(table.packed_kv_bytes(problem, keys));
-      const PackChunk whole{.num_keys = keys};
-      table.pack_kv({.problem = problem,
-                     .k = slice(k, first, keys),
-                     .v = slice(v, first, keys),
-                     .chunks = {&whole, 1},
-                     .packed = buffers_.back().data()});
-      blocks_.push_back({buffers_.back().data(), keys});
-      first += keys;
+      chunks.push_back({num_keys_, keys, bytes});
+      bytes += table.packed_kv_bytes(problem, keys);
+      num_keys_ += keys;
     }
-    num_keys_ = first;
+    packed_ = Buffer(bytes);
+    table.pack_kv({.problem = problem, .k = k, .v = v, .chunks = chunks, .packed = packed_.data()});
+    for (const PackChunk& chunk : chunks)
+      blocks_.push_back({packed_.data() + chunk.offset, chunk.num_keys});
   }
 
   struct Call {
@@ -45,8 +42,9 @@ class KernelRunner {
   };
 
   void forward(const Call& call) {
-    const StepLimits limits{num_keys_, static_cast<std::int64_t>(blocks_.size()),
-                            call.num_scratch_slots};
+    const StepLimits limits{.keys = num_keys_,
+                            .blocks = static_cast<std::int64_t>(blocks_.size()),
+                            .scratch_slots = call.num_scratch_slots};
     Buffer workspace(table_.workspace_bytes(problem_, limits));
     const auto carried_slots = static_cast<std::size_t>(call.num_carried_slots);
     if (carried_.size_bytes() == 0)
@@ -63,17 +61,10 @@ class KernelRunner {
                     .progress = call.progress});
   }
 
-  static AnyConstTensor slice(const AnyConstTensor& tensor, std::int64_t first, std::int64_t rows) {
-    AnyConstTensor result = tensor;
-    result.shape[0] = rows;
-    if (rows > 0) result.data = tensor.row(first, 0);
-    return result;
-  }
-
  private:
   const KernelTable& table_;
   KernelProblem problem_;
-  std::vector<Buffer> buffers_;
+  Buffer packed_;
   std::vector<KvBlock> blocks_;
   std::int64_t num_keys_ = 0;
   Buffer carried_;

@@ -1,0 +1,166 @@
+// What the distributed forward refuses, and that it does so on every rank.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/support/attend.h"
+#include "tests/support/batches.h"
+
+namespace cpattn::testing {
+namespace {
+
+AttentionCase usual_case() {
+  return make_random_case(make_shape(4, 2, 16, 12), pack({40, 24}),
+                          test_config(MaskKind::causal, 8), DType::f32, 1);
+}
+
+/// Every rank plans `usual_case()`, rank 1 after `change`; returns what each rank was told.
+std::vector<std::string> told_when_rank_one_differs(
+    const std::function<void(Problem&, CpConfig&)>& change) {
+  return refusals(3, [&](Communicator& comm) {
+    const AttentionCase problem = usual_case();
+    Problem stated = problem_of(problem);
+    CpConfig config = problem.config;
+    if (comm.rank() == 1) change(stated, config);
+    const Plan plan(stated, config, default_kernels(), comm.rank(), comm.size());
+    RingAttention attention(plan, comm);
+  });
+}
+
+void expect_all_name(const std::vector<std::string>& texts, const std::string& key) {
+  for (const std::string& text : texts) EXPECT_NE(text.find(key), std::string::npos) << text;
+}
+
+TEST(RingRefusal, EqualPlansAreAgreedOn) {
+  for (const std::string& text : told_when_rank_one_differs([](Problem&, CpConfig&) {}))
+    EXPECT_EQ(text, "");
+  for (const std::string& text :
+       told_when_rank_one_differs([](Problem&, CpConfig& config) { config.threads = 2; }))
+    EXPECT_EQ(text, "");
+}
+
+TEST(RingRefusal, ADifferingKnobIsNamedOnEveryRank) {
+  const auto differing = [](auto&& change) {
+    return told_when_rank_one_differs([&](Problem&, CpConfig& config) { change(config); });
+  };
+  expect_all_name(differing([](CpConfig& c) { c.mask = MaskKind::full; }), "mask");
+  expect_all_name(differing([](CpConfig& c) { c.sharding = ShardingKind::contiguous; }),
+                  "sharding");
+  expect_all_name(differing([](CpConfig& c) { c.schedule = ScheduleKind::arrival; }), "schedule");
+  expect_all_name(differing([](CpConfig& c) { c.chunk_tokens = 16; }), "chunk_tokens");
+  expect_all_name(differing([](CpConfig& c) { c.max_message_bytes = 4096; }), "max_message_bytes");
+  expect_all_name(differing([](CpConfig& c) { c.verify_checksum = true; }), "verify_checksum");
+  expect_all_name(differing([](CpConfig& c) { c.shuffle_arrival = 9; }), "shuffle_arrival");
+}
+
+TEST(RingRefusal, ADifferingProblemIsNamedOnEveryRank) {
+  const auto differing = [](auto&& change) {
+    return told_when_rank_one_differs([&](Problem& problem, CpConfig&) { change(problem); });
+  };
+  expect_all_name(differing([](Problem& p) { p.shape.num_kv_heads = 4; }), "num_kv_heads");
+  expect_all_name(differing([](Problem& p) { p.shape.softmax_scale = 0.5; }), "softmax_scale");
+  expect_all_name(differing([](Problem& p) { p.dtype = DType::bf16; }), "dtype");
+  const auto texts = differing([](Problem& p) { p.batch = pack({24, 40}); });
+  for (const std::string& text : texts) EXPECT_NE(text, "");
+}
+
+TEST(RingRefusal, KernelsOfOtherNumericsAreNamedOnEveryRank) {
+  // Tables that compute other bits must not be mixed; those that compute the same may.
+  const auto tables = available_kernels();
+  for (const KernelTable* table : tables) {
+    const bool is_same = table->numerics(DType::bf16) == tables[0]->numerics(DType::bf16);
+    const auto texts = refusals(2, [&](Communicator& comm) {
+      AttentionCase problem = usual_case();
+      problem.dtype = DType::bf16;
+      const Plan plan(problem_of(problem), problem.config, comm.rank() == 0 ? *tables[0] : *table,
+                      comm.rank(), comm.size());
+      RingAttention attention(plan, comm);
+    });
+    for (const std::string& text : texts) {
+      if (is_same) {
+        EXPECT_EQ(text, "") << table->name;
+      } else {
+        EXPECT_NE(text.find("numerics"), std::string::npos) << table->name << ": " << text;
+      }
+    }
+  }
+}
+
+TEST(RingRefusal, TensorsThatDoNotFitAreRefusedOnEveryRank) {
+  const AttentionCase problem = usual_case();
+  const auto told = [&](const std::function<void(ForwardTensors&)>& change) {
+    return refusals(2, [&](Communicator& comm) {
+      const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(),
+                      comm.size());
+      RankTensors tensors(problem, plan.shard());
+      RingAttention attention(plan, comm);
+      ForwardTensors views = tensors.views();
+      change(views);
+      attention.forward(views);
+    });
+  };
+  for (const std::string& text : told([](ForwardTensors&) {})) EXPECT_EQ(text, "");
+  const auto expect_named = [&](const std::string& name, auto&& change) {
+    for (const std::string& text : told(change))
+      EXPECT_EQ(text.substr(0, name.size()), name) << text;
+  };
+  expect_named("q ", [](ForwardTensors& t) { t.q.shape[0] -= 1; });
+  expect_named("q ", [](ForwardTensors& t) { t.q.dtype = DType::f16; });
+  expect_named("k ", [](ForwardTensors& t) { t.k.shape[1] = 4; });
+  expect_named("k ", [](ForwardTensors& t) { t.k.dtype = DType::f16; });
+  expect_named("v ", [](ForwardTensors& t) { t.v.shape[2] = 16; });
+  expect_named("v ", [](ForwardTensors& t) { t.v.strides[2] = 2; });
+  expect_named("out ", [](ForwardTensors& t) { t.out.shape[0] += 1; });
+  expect_named("out ", [](ForwardTensors& t) { t.out.dtype = DType::bf16; });
+  expect_named("lse ", [](ForwardTensors& t) { t.lse.shape[1] = 2; });
+}
+
+TEST(RingRefusal, OneRanksWrongTensorsEndTheWorld) {
+  const AttentionCase problem = usual_case();
+  const auto run = [&] {
+    LoopbackWorld(3).run([&](Communicator& comm) {
+      const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(),
+                      comm.size());
+      RankTensors tensors(problem, plan.shard());
+      RingAttention attention(plan, comm);
+      ForwardTensors views = tensors.views();
+      if (comm.rank() == 2) views.q.shape[0] -= 1;
+      attention.forward(views);
+    });
+  };
+  EXPECT_THROW(run(), InvalidArgument);  // the culprit's, not a peer's deadline
+}
+
+TEST(RingRefusal, APlanOfAnotherRankIsRefused) {
+  const AttentionCase problem = usual_case();
+  const auto texts = refusals(2, [&](Communicator& comm) {
+    const Plan plan(problem_of(problem), problem.config, default_kernels(), 1 - comm.rank(), 2);
+    RingAttention attention(plan, comm);
+  });
+  expect_all_name(texts, "rank");
+}
+
+TEST(RingRefusal, APlanOfAnotherSizeIsRefused) {
+  const AttentionCase problem = usual_case();
+  const auto texts = refusals(2, [&](Communicator& comm) {
+    const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(), 4);
+    RingAttention attention(plan, comm);
+  });
+  expect_all_name(texts, "world_size");
+}
+
+TEST(BC_020, MalformedCuSeqlensAreRefusedOnEveryRank) {
+  using Cu = std::vector<std::int64_t>;
+  const auto told = [](const Cu& cu) {
+    return refusals(4, [&](Communicator&) { batch_from_cu_seqlens(cu, cu, 12, 12); });
+  };
+  expect_all_name(told({1, 3}), "cu_seqlens_q[0]");
+  expect_all_name(told({0, 5, 4}), "cu_seqlens_q[2]");
+  expect_all_name(told({0, 3, 13}), "cu_seqlens_q[2]");
+  for (const std::string& text : told({0, 3, 4, 12})) EXPECT_EQ(text, "");
+}
+
+}  // namespace
+}  // namespace cpattn::testing
