@@ -47,8 +47,10 @@ constexpr std::int64_t steps_of(Engine engine, std::int64_t head_dim) {
   return engine == Engine::f32 ? head_dim : (head_dim + 1) / 2;
 }
 
-/// State of one tile of one head: m[48], l[48], o[Dv][48].
-constexpr std::int64_t state_floats(std::int64_t value_dim) { return (value_dim + 2) * kQueryTile; }
+/// State of one tile of one head: m[48], l[48], o[Dv rounded up to whole panels][48].
+constexpr std::int64_t state_floats(std::int64_t value_dim) {
+  return (panels(value_dim) * kPanel + 2) * kQueryTile;
+}
 
 /// Memory of one thread, every part 64-byte aligned.
 struct TileScratch {
