@@ -93,6 +93,12 @@ std::string configuration_markdown() {
   return page;
 }
 
+Subcommand docs_subcommand() {
+  return {
+      "docs",  "prints docs/configuration.md", "cpattn docs > docs/configuration.md", kNoKnobs, {},
+      run_docs};
+}
+
 int run_docs(const RunConfig&, const CommandLine&) {
   std::cout << configuration_markdown();
   return static_cast<int>(ExitCode::pass);

@@ -179,6 +179,15 @@ std::string to_json(const Diagnosis& diagnosis) {
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+Subcommand doctor_subcommand() {
+  return {"doctor",
+          "says what this machine has and what will therefore work",
+          "cpattn doctor",
+          kNoKnobs,
+          {{"json", "", "prints JSON"}},
+          run_doctor};
+}
+
 int run_doctor(const RunConfig&, const CommandLine& line) {
   const Diagnosis diagnosis = diagnose(examine_machine());
   std::cout << (line.has("json") ? to_json(diagnosis) : to_text(diagnosis));

@@ -49,6 +49,9 @@ Diagnosis diagnose(const MachineFacts& facts);
 std::string to_text(const Diagnosis& diagnosis);
 std::string to_json(const Diagnosis& diagnosis);
 
+/// The subcommand as the table in main() lists it.
+Subcommand doctor_subcommand();
+
 /// pass when CPU parity can run, unavailable otherwise.
 int run_doctor(const RunConfig& config, const CommandLine& line);
 

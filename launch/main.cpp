@@ -5,23 +5,15 @@
 #include "launch/cli_docs.h"
 #include "launch/doctor.h"
 #include "launch/parity.h"
+#include "launch/plan_command.h"
 
 int main(int argc, char** argv) {
   using namespace cpattn;
   const std::array subcommands{
       parity_subcommand(),
-      Subcommand{"doctor",
-                 "says what this machine has and what will therefore work",
-                 "cpattn doctor",
-                 kNoKnobs,
-                 {{"json", "", "prints JSON"}},
-                 run_doctor},
-      Subcommand{"docs",
-                 "prints docs/configuration.md",
-                 "cpattn docs > docs/configuration.md",
-                 kNoKnobs,
-                 {},
-                 run_docs},
+      plan_subcommand(),
+      doctor_subcommand(),
+      docs_subcommand(),
   };
   return run_command_line(subcommands, argc, argv);
 }

@@ -29,9 +29,14 @@ std::optional<int> wanted_rank(const RunConfig& config, const CommandLine& line)
 
 }  // namespace
 
-std::vector<CommandOption> plan_options() {
-  return {{"rank", "R", "prints all steps of this rank; default: of every rank when they are few"},
-          {"json", "", "prints JSON"}};
+Subcommand plan_subcommand() {
+  return {"plan",
+          "prints what a run would do, without running it",
+          "cpattn plan --seq-len 40 --chunk-tokens 8 --cp 3 --rank 1",
+          kProblemKnobs,
+          {{"rank", "R", "prints all steps of this rank; default: of every rank when they are few"},
+           {"json", "", "prints JSON"}},
+          run_plan};
 }
 
 int run_plan(const RunConfig& config, const CommandLine& line) {

@@ -5,10 +5,10 @@
 
 namespace cpattn {
 
+/// The subcommand as the table in main() lists it.
+Subcommand plan_subcommand();
+
 /// Text or, with --json, JSON for every lane and size; --rank R shows the steps of that rank.
 int run_plan(const RunConfig& config, const CommandLine& line);
-
-/// Its options besides the knobs.
-std::vector<CommandOption> plan_options();
 
 }  // namespace cpattn

@@ -1,5 +1,7 @@
 #include "launch/plan_summary.h"
 
+#include <fmt/format.h>
+
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -65,13 +67,14 @@ PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
 }
 
 std::string chunk_name(const Problem& problem, const OwnedChunk& chunk) {
-  std::string name = "c" + std::to_string(chunk.chunk);
-  if (problem.batch.documents.size() > 1) name.insert(0, "d" + std::to_string(chunk.document));
-  return name;
+  if (problem.batch.documents.size() > 1) {
+    return fmt::format("d{}c{}", chunk.document, chunk.chunk);
+  }
+  return fmt::format("c{}", chunk.chunk);
 }
 
 std::string slot_name(SlotIndex slot) {
-  return is_scratch(slot) ? "t" + std::to_string(scratch_number(slot)) : "s" + std::to_string(slot);
+  return is_scratch(slot) ? fmt::format("t{}", scratch_number(slot)) : fmt::format("s{}", slot);
 }
 
 }  // namespace cpattn

@@ -1,0 +1,148 @@
+// The plan as it is printed: a golden text and JSON of a small case, and what must hold for any.
+#include "launch/plan_command.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+std::string printed(const RunConfig& config, const std::map<std::string, std::string>& options) {
+  CommandLine line;
+  line.options.insert(options.begin(), options.end());
+  testing::internal::CaptureStdout();
+  try {
+    run_plan(config, line);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+/// Five chunks over three ranks: uneven, and the same on every machine.
+RunConfig small_case() {
+  RunConfig config;
+  config.cp = {3};
+  config.cp_config.threads = 1;
+  config.cp_config.chunk_tokens = 8;
+  config.isa = name_of(available_kernels().front()->isa);
+  config.seq_len = 40;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 16;
+  return config;
+}
+
+void expect_golden(std::string text, const std::string& path) {
+  const std::string name(available_kernels().front()->name);
+  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at)) {
+    text.replace(at, name.size(), "cpu/generic");
+    at += std::string("cpu/generic").size();
+  }
+  std::ifstream file(path);
+  std::ostringstream golden;
+  golden << file.rdbuf();
+
+  EXPECT_EQ(text, golden.str()) << "if the new plan is right: build/bin/cpattn plan --seq-len 40 "
+                                   "--chunk-tokens 8 --cp 3 --heads 2 --kv-heads 1 --head-dim 16 "
+                                   "--threads 1 --isa generic [--json] > "
+                                << path;
+}
+
+TEST(PlanCommand, GoldenText) {
+  expect_golden(printed(small_case(), {}), "tests/goldens/plan_zigzag_causal_cp3.txt");
+}
+
+TEST(PlanCommand, GoldenJson) {
+  expect_golden(printed(small_case(), {{"json", ""}}), "tests/goldens/plan_zigzag_causal_cp3.json");
+}
+
+TEST(PlanCommand, EveryVisibleChunkPairIsPlannedOnceAndSendsMatchReceives) {
+  RunConfig config = small_case();
+  config.cp = {1, 2, 3, 4, 7};
+  config.mask = {MaskKind::full, MaskKind::causal};
+  config.sharding = {ShardingKind::contiguous, ShardingKind::zigzag};
+
+  const auto json = nlohmann::json::parse(printed(config, {{"json", ""}}));
+
+  ASSERT_EQ(json["plans"].size(), 20u);
+  for (const auto& plan : json["plans"]) {
+    const bool is_causal = plan["mask"] == "causal";
+    std::set<std::pair<std::string, std::string>> pairs;
+    std::set<std::pair<int, int>> sends;
+    std::set<std::pair<int, int>> receives;
+    std::int64_t visible_pairs = 0;
+    for (const auto& rank : plan["ranks"]) {
+      visible_pairs += rank["visible_pairs"].get<std::int64_t>();
+      for (const auto& step : rank["steps"]) {
+        const int me = rank["rank"];
+        if (!step["send_to"].is_null()) sends.insert({me, step["send_to"].get<int>()});
+        if (!step["receive_from"].is_null()) {
+          receives.insert({step["receive_from"].get<int>(), me});
+        }
+        for (const auto& program : step["programs"]) {
+          for (const auto& op : program["ops"]) {
+            if (op["op"] != "block") continue;
+            const std::pair<std::string, std::string> pair{program["q"], op["kv"]};
+            EXPECT_TRUE(pairs.insert(pair).second) << pair.first << " x " << pair.second;
+          }
+        }
+      }
+    }
+    EXPECT_EQ(pairs.size(), is_causal ? 15u : 25u);
+    EXPECT_EQ(visible_pairs, is_causal ? 40 * 41 / 2 : 40 * 40);
+    EXPECT_EQ(sends, receives);
+  }
+}
+
+TEST(PlanCommand, LargePlansAreSummarisedUnlessARankIsAsked) {
+  RunConfig config = small_case();
+  config.seq_len = 4096;
+
+  const std::string summary = printed(config, {});
+  const std::string one_rank = printed(config, {{"rank", "2"}});
+
+  EXPECT_NE(summary.find("--rank R prints those of rank R"), std::string::npos);
+  EXPECT_EQ(summary.find("step 0"), std::string::npos);
+  EXPECT_NE(one_rank.find("\nrank 2\n  step 0: kv of rank 2"), std::string::npos);
+  EXPECT_EQ(one_rank.find("\nrank 1\n"), std::string::npos);
+}
+
+TEST(PlanCommand, RankIsParsedLikeAnyOtherNumber) {
+  for (const char* rank : {"3", "-1", "01", "x", "1.0"}) {
+    EXPECT_THROW(printed(small_case(), {{"rank", rank}}), InvalidArgument) << rank;
+  }
+}
+
+TEST(PlanCommand, PacksNameTheDocument) {
+  RunConfig config = small_case();
+  config.cu_seqlens = {0, 20, 20, 30};
+
+  const std::string text = printed(config, {});
+
+  EXPECT_NE(text.find("3 documents"), std::string::npos) << text;
+  EXPECT_NE(text.find("d2c0"), std::string::npos) << text;
+}
+
+TEST(PlanCommand, ArrivalDoesNotClaimEqualBits) {
+  RunConfig config = small_case();
+  config.schedule = {ScheduleKind::arrival};
+
+  const auto json = nlohmann::json::parse(printed(config, {{"json", ""}}));
+
+  EXPECT_EQ(json["plans"][0]["guarantee"].get<std::string>().find("bitwise across CP sizes"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace cpattn
