@@ -182,6 +182,7 @@ class TextTest(LintTest):
                 "docs/a.md": "```\n" + "x" * 200 + "\n```\n| " + "x" * 200 + " |\n",
                 "CMakeLists.txt": "add_compile_options(-fno-fast-math)\n",
                 "tests/data/story.txt": "caf\u00e9\n",
+                "tests/__pycache__/a.py": "\t\n",
             },
         )
 

@@ -8,7 +8,7 @@ FOLDERS = (".ci", "configs", "cp", "docs", "kernels", "launch", "src", "tests")
 CODE_SUFFIXES = (".h", ".cpp")
 TEXT_SUFFIXES = CODE_SUFFIXES + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json")
 SCRIPTS = (".ci/run",)
-SKIPPED_FOLDERS = ("tests/data", "__pycache__")
+SKIPPED = re.compile(r"tests/data/.*\.txt$|(?:.*/)?__pycache__/")  # words of others; caches
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tree:
             name
             for name in names
             if (name.endswith(suffixes) or (name in SCRIPTS and suffixes == TEXT_SUFFIXES))
-            and not any(f"/{skipped}/" in f"/{name}" for skipped in SKIPPED_FOLDERS)
+            and not SKIPPED.match(name)
         )
 
     def code(self):
