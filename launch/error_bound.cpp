@@ -4,15 +4,23 @@
 #include <cmath>
 
 namespace cpattn {
+namespace {
 
-double out_bound(std::int64_t head_dim, double logit_magnitude, bool rounds_weights) {
-  const double growth = std::sqrt(2.0 * static_cast<double>(head_dim)) / 3.0;
-  const double path = std::max(kPathBound, growth * kUnitRoundoff * logit_magnitude);
-  return path + (rounds_weights ? kWeightRounding : 0.0);
+double path_bound(const Arithmetic& arithmetic) {
+  const double runs = static_cast<double>(arithmetic.run_keys) / static_cast<double>(kPathRun);
+  return kPathBound * std::max(1.0, std::sqrt(runs));
 }
 
-double lse_bound(bool rounds_weights) {
-  return kPathBound + (rounds_weights ? kWeightRounding : 0.0);
+}  // namespace
+
+double out_bound(const Arithmetic& arithmetic, double logit_magnitude) {
+  const double growth = std::sqrt(2.0 * static_cast<double>(arithmetic.head_dim)) / 3.0;
+  const double path = std::max(path_bound(arithmetic), growth * kUnitRoundoff * logit_magnitude);
+  return path + (arithmetic.rounds_weights ? kWeightRounding : 0.0);
+}
+
+double lse_bound(const Arithmetic& arithmetic) {
+  return path_bound(arithmetic) + (arithmetic.rounds_weights ? kWeightRounding : 0.0);
 }
 
 }  // namespace cpattn

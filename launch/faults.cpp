@@ -152,6 +152,38 @@ void flip_lowest_bit(const AnyTensor& tensor, std::int64_t row) {
   element[lowest] ^= std::byte{1};
 }
 
+/// A rank that leaves, one way or the other, when the ring starts.
+class LeavingCommunicator final : public Communicator {
+ public:
+  LeavingCommunicator(Communicator& comm, bool ends) : comm_(comm), ends_(ends) {}
+
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string_view transport() const override { return comm_.transport(); }
+  Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
+    leave_at(tag);
+    return comm_.isend(bytes, peer, tag);
+  }
+  Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override {
+    leave_at(tag);
+    return comm_.irecv(bytes, peer, tag);
+  }
+  bool test(Pending& pending) override { return comm_.test(pending); }
+  void abort(int exit_code, std::string_view reason) noexcept override {
+    comm_.abort(exit_code, reason);
+  }
+
+ private:
+  void leave_at(Tag tag) const {
+    if (tag != Tag::ring_header && tag != Tag::ring_payload) return;
+    if (ends_) ::_exit(0);
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+
+  Communicator& comm_;
+  bool ends_;
+};
+
 std::string_view need_of_ring(const InputInfo& input, std::int64_t cp) {
   if (cp < 2) return "needs a cp size of 2 or more";
   std::int64_t keys = 0;
@@ -284,10 +316,11 @@ void Fault::plant_in_results(const Plan& plan, const AnyTensor& out,
   }
 }
 
-void Fault::leave_if_asked(int rank, int world_size) {
-  if (rank != world_size - 1 || world_size < 2) return;
-  if (is(FaultKind::rank_returns_early)) ::_exit(0);
-  while (is(FaultKind::rank_never_answers)) std::this_thread::sleep_for(std::chrono::hours(1));
+Communicator& Fault::plant(Communicator& comm) {
+  const bool leaves = is(FaultKind::rank_returns_early) || is(FaultKind::rank_never_answers);
+  if (!leaves || comm.size() < 2 || comm.rank() != comm.size() - 1) return comm;
+  leaving_ = std::make_unique<LeavingCommunicator>(comm, is(FaultKind::rank_returns_early));
+  return *leaving_;
 }
 
 }  // namespace cpattn

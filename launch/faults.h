@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "launch/run_config.h"
 #include "src/base/enum_names.h"
 #include "src/base/tensor_view.h"
+#include "src/comm/communicator.h"
 
 namespace cpattn {
 
@@ -80,15 +82,17 @@ class Fault {
   void plant_in_kv(const AnyTensor& tensor);
   /// bit_flip, nan_row, lse_base2; out [rows, Hq, Dv], lse [rows, Hq] of this rank.
   void plant_in_results(const Plan& plan, const AnyTensor& out, const TensorView<float, 2>& lse);
-  /// rank_returns_early ends the process of the last rank, with exit code 0 and without a word;
-  /// rank_never_answers lets it sleep for ever.
-  void leave_if_asked(int rank, int world_size);
+  /// rank_returns_early, rank_never_answers: what the last rank uses in place of `comm` (other
+  /// ranks and faults get `comm` itself). At its first message of the ring it ends the process,
+  /// with exit code 0 and without a word, or sleeps for ever.
+  Communicator& plant(Communicator& comm);
 
  private:
   bool is(FaultKind kind) const { return kind_ == kind; }
 
   std::optional<FaultKind> kind_;
   std::int64_t sites_ = 0;
+  std::unique_ptr<Communicator> leaving_;
 };
 
 }  // namespace cpattn

@@ -105,7 +105,9 @@ int judge_here(const RunConfig& config, World& world) {
 
 /// Says on stderr what this rank saw, then ends the job.
 int give_up(World& world, const Failure& failure) {
-  std::cerr << "cpattn: error: rank " << world.comm.rank() << ": " << failure.message << std::endl;
+  const std::string who = "rank " + std::to_string(world.comm.rank()) + ": ";
+  const bool is_named = failure.message.starts_with(who);
+  std::cerr << "cpattn: error: " << (is_named ? "" : who) << failure.message << std::endl;
   std::this_thread::sleep_for(kLastWords);
   world.comm.abort(static_cast<int>(failure.code), failure.message);
   return static_cast<int>(failure.code);

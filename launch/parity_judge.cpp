@@ -10,7 +10,6 @@
 #include "cp/plan.h"
 #include "cp/sharding.h"
 #include "kernels/reference/attention.h"
-#include "launch/error_bound.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -214,8 +213,24 @@ void Judge::judge_bits(const LaneSpec& spec, const LaneResult& result, const Row
   if (report.bits_must_match) {
     fail(report, text);
   } else {
-    report.notes.push_back(text + " (the arrival schedule promises no bits)");
+    report.notes.push_back(text + "; the arrival schedule promises no bits");
   }
+}
+
+Arithmetic Judge::arithmetic_of(const LaneSpec& spec, const LaneResult& result) const {
+  const InputInfo& info = inputs_[static_cast<std::size_t>(spec.source)]->info();
+  std::int64_t longest = 0;
+  for (const Document& document : info.batch.documents) {
+    longest = std::max(longest, document.kv_tokens);
+  }
+  Arithmetic arithmetic;
+  arithmetic.head_dim = info.shape.head_dim;
+  arithmetic.run_keys = spec.lane.schedule == ScheduleKind::arrival
+                            ? longest
+                            : std::min(longest, config_.cp_config.chunk_tokens);
+  // The name of the arithmetic says whether weights go through a bf16 dot product.
+  arithmetic.rounds_weights = result.numerics.starts_with("bf16-dot");
+  return arithmetic;
 }
 
 void Judge::judge_error(const LaneSpec& spec, const LaneResult& result, LaneReport& report) {
@@ -223,15 +238,12 @@ void Judge::judge_error(const LaneSpec& spec, const LaneResult& result, LaneRepo
   const RowMap& map = row_map(spec);
   report.reference_rows = static_cast<std::int64_t>(exact.rows.size());
   report.total_rows = static_cast<std::int64_t>(map.rows.size());
-  // The name of the arithmetic says whether weights go through a bf16 dot product.
-  const bool rounds_weights = result.numerics.starts_with("bf16-dot");
-  const std::int64_t head_dim =
-      inputs_[static_cast<std::size_t>(spec.source)]->info().shape.head_dim;
+  const Arithmetic arithmetic = arithmetic_of(spec, result);
   std::vector<double> out_bounds;
   for (const double magnitude : exact.logit_magnitude) {
-    out_bounds.push_back(out_bound(head_dim, magnitude, rounds_weights));
+    out_bounds.push_back(out_bound(arithmetic, magnitude));
   }
-  const std::vector<double> lse_bounds(exact.logit_magnitude.size(), lse_bound(rounds_weights));
+  const std::vector<double> lse_bounds(exact.logit_magnitude.size(), lse_bound(arithmetic));
 
   Expectation expectation{.rows = exact.rows,
                           .values = exact.out,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/compare.h"
+#include "launch/error_bound.h"
 #include "launch/job_files.h"
 #include "launch/parity_lane.h"
 #include "launch/report.h"
@@ -63,6 +64,7 @@ class Judge {
   void judge_delivery(const LaneResult& result, const RowMap& map, LaneReport& report) const;
   void judge_bits(const LaneSpec& spec, const LaneResult& result, const RowMap& map,
                   LaneReport& report) const;
+  Arithmetic arithmetic_of(const LaneSpec& spec, const LaneResult& result) const;
   void judge_error(const LaneSpec& spec, const LaneResult& result, LaneReport& report);
 
   const RunConfig& config_;

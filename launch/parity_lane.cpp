@@ -174,9 +174,9 @@ std::optional<FaultKind> fault_of_lane(const RunConfig& config, const LaneSpec& 
 }
 
 std::optional<LaneResult> run_lane(const LaneRun& run, World& world) {
-  Communicator& comm = world.comm;
-  const Seconds timeout(run.config.cp_config.timeout_seconds);
   Fault fault(run.fault);
+  Communicator& comm = fault.plant(world.comm);
+  const Seconds timeout(run.config.cp_config.timeout_seconds);
   CpConfig cp_config = cp_config_of(run.config, run.lane);
   cp_config.threads = threads_per_rank(cp_config.threads, world.local_ranks);
   Problem problem = problem_of(run.config, run.lane, run.source.info());
@@ -189,7 +189,6 @@ std::optional<LaneResult> run_lane(const LaneRun& run, World& world) {
       local.forward_tensors(plan.shard().q_rows, problem.shape.num_heads);
   RingAttention attention(plan, comm);
   comm.barrier(deadline_after(timeout), "start of a lane");
-  fault.leave_if_asked(comm.rank(), comm.size());
   const Clock::time_point start = Clock::now();
   attention.forward(tensors);
   RankReceipt receipt;

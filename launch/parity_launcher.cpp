@@ -76,9 +76,10 @@ JobEnd explain(const ProcessOutcome& outcome, const std::vector<RankRecord>& rec
   for (const RankRecord& record : records) {
     const bool was_taken_down = record.exit_code == 128 + SIGTERM;
     if (!record.has_ended || record.exit_code == 0 || was_taken_down) continue;
-    if (said.insert(record.message).second) {
-      add(failure_of(record.exit_code), fmt::format("rank {}: {}", record.rank, record.message));
-    }
+    if (!said.insert(record.message).second) continue;
+    const std::string who = fmt::format("rank {}: ", record.rank);
+    const bool is_named = record.message.starts_with(who);
+    add(failure_of(record.exit_code), (is_named ? "" : who) + record.message);
   }
   for (const RankRecord& record : records) {
     if (record.has_ended) continue;

@@ -117,6 +117,45 @@ std::string distinct(const ParityReport& report, std::string LaneReport::*field)
   return text.empty() ? "-" : text;
 }
 
+/// Bits that differ where none were promised are one line, not one per lane.
+std::string notes_text(const ParityReport& report) {
+  const auto count = std::count_if(report.lanes.begin(), report.lanes.end(), [](const auto& lane) {
+    return !lane.bits_must_match && lane.bit_mismatch > 0;
+  });
+  if (count == 0) return "";
+  return fmt::format(
+      "note: {} lane{} of the arrival schedule differ{} in bits from one rank; that schedule "
+      "promises none\n",
+      count, count == 1 ? "" : "s", count == 1 ? "s" : "");
+}
+
+/// Why lanes did not pass: all reasons of the first ones, then how many more there are. Lanes that
+/// were left out for the same reason say it once per CP size.
+std::string reasons_text(const ParityReport& report) {
+  constexpr int kMostLanes = 12;
+  std::string text;
+  int shown = 0;
+  int hidden = 0;
+  const LaneReport* previous = nullptr;
+  for (const LaneReport& lane : report.lanes) {
+    if (lane.reasons.empty()) continue;
+    const bool repeats = previous != nullptr && previous->cp == lane.cp &&
+                         lane.status == LaneStatus::not_evaluated &&
+                         previous->status == lane.status && previous->reasons == lane.reasons;
+    previous = &lane;
+    if (repeats) continue;
+    if (++shown > kMostLanes) {
+      ++hidden;
+      continue;
+    }
+    for (const std::string& reason : lane.reasons) {
+      text += fmt::format("{}: {}: {}\n", name_of_status(lane.status), lane_name(lane), reason);
+    }
+  }
+  if (hidden > 0) text += fmt::format("... and {} more; --report writes all of them\n", hidden);
+  return text;
+}
+
 std::string reference_line(const ParityReport& report) {
   std::int64_t compared = 0;
   std::int64_t total = 0;
@@ -187,16 +226,8 @@ std::string lane_name(const LaneReport& lane) {
 
 std::string report_text(const ParityReport& report) {
   std::string text = tables_by_source(report);
-  for (const LaneReport& lane : report.lanes) {
-    for (const std::string& note : lane.notes) {
-      text += fmt::format("note: {}: {}\n", lane_name(lane), note);
-    }
-  }
-  for (const LaneReport& lane : report.lanes) {
-    for (const std::string& reason : lane.reasons) {
-      text += fmt::format("{}: {}: {}\n", name_of_status(lane.status), lane_name(lane), reason);
-    }
-  }
+  text += notes_text(report);
+  text += reasons_text(report);
   for (const std::string& reason : report.reasons) text += fmt::format("failed: {}\n", reason);
   text += reference_line(report) + "\n";
   text += fmt::format(

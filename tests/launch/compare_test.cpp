@@ -226,12 +226,15 @@ struct RandomCase {
                                                              .floor = floor})
         .passes();
   }
+  static Arithmetic arithmetic(bool rounds_weights) {
+    return {.head_dim = kDim, .run_keys = kChunk, .rounds_weights = rounds_weights};
+  }
   /// At the tolerances that parity ships, the widest of them included.
   bool accepts_out(const std::vector<float>& out, bool rounds_weights) const {
-    return accepts(out, exact.out, kDim, out_bound(kDim, 1.0, rounds_weights), 0.0);
+    return accepts(out, exact.out, kDim, out_bound(arithmetic(rounds_weights), 1.0), 0.0);
   }
   bool accepts_lse(const std::vector<float>& lse, bool rounds_weights) const {
-    return accepts(lse, exact.lse, 1, lse_bound(rounds_weights), 1.0);
+    return accepts(lse, exact.lse, 1, lse_bound(arithmetic(rounds_weights)), 1.0);
   }
 };
 
@@ -293,12 +296,22 @@ TEST(BC_104, MagnitudesAreSeenWhereDirectionsAgree) {
 }
 
 TEST(ErrorBound, GrowsWithTheLogitsOnlyWhereTheyOutweighThePath) {
-  EXPECT_EQ(out_bound(64, 0.0, false), kPathBound);
-  EXPECT_EQ(out_bound(64, 4.0, false), kPathBound);
+  const Arithmetic f32{.head_dim = 64};
+  EXPECT_EQ(out_bound(f32, 0.0), kPathBound);
+  EXPECT_EQ(out_bound(f32, 4.0), kPathBound);
   // sqrt(2 * 64) / 3 = 3.77 roundings of a logit of 1e4
-  EXPECT_NEAR(out_bound(64, 1e4, false), 3.7712 * 1e4 * 0x1p-24, 1e-7);
-  EXPECT_NEAR(out_bound(64, 0.0, true), kPathBound + 0x1p-8, 1e-12);
-  EXPECT_EQ(lse_bound(false), kPathBound);
+  EXPECT_NEAR(out_bound(f32, 1e4), 3.7712 * 1e4 * 0x1p-24, 1e-7);
+}
+
+TEST(ErrorBound, GrowsWithTheSquareRootOfARunBeyondTheDefaultChunk) {
+  EXPECT_EQ(out_bound({.run_keys = 100}, 0.0), kPathBound);
+  EXPECT_NEAR(out_bound({.run_keys = 4 * kPathRun}, 0.0), 2 * kPathBound, 1e-18);
+  EXPECT_NEAR(lse_bound({.run_keys = 4 * kPathRun}), 2 * kPathBound, 1e-18);
+}
+
+TEST(ErrorBound, RoundedWeightsCostHalfAnUlpOfBf16) {
+  EXPECT_NEAR(out_bound({.rounds_weights = true}, 0.0), kPathBound + 0x1p-8, 1e-12);
+  EXPECT_NEAR(lse_bound({.rounds_weights = true}), kPathBound + 0x1p-8, 1e-12);
 }
 
 }  // namespace
