@@ -82,7 +82,8 @@ TEST(Plan, SpansHoldTheOwnersChunksWithoutOverlap) {
           keys += chunks[i].num_tokens;
         }
         EXPECT_GE(plan.span_bytes()[static_cast<std::size_t>(owner)], end);
-        EXPECT_GE(plan.max_step_keys(), keys);
+        EXPECT_GE(plan.limits().keys, keys);
+        EXPECT_GE(plan.limits().blocks, static_cast<std::int64_t>(chunks.size()));
       }
     }
 }

@@ -42,6 +42,7 @@ TEST(RingForwardMpi, EveryRankGetsTheBitsOfOneRank) {
         const Attended expected = attend(problem);
         for (const ShardingKind sharding : {ShardingKind::contiguous, ShardingKind::zigzag})
           for (const std::int64_t shuffle : {0, 2}) {
+            if (shuffle != 0 && dtype != DType::f32) continue;  // each hop is held up, on purpose
             problem.config.sharding = sharding;
             problem.config.shuffle_arrival = shuffle;
             SCOPED_TRACE(named.name + " " + std::string(name_of(dtype)) + " " +

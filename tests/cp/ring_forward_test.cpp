@@ -33,16 +33,19 @@ std::string describe(const AttentionCase& problem, int world_size) {
                                 ", shuffle ", c.shuffle_arrival, ", P = ", world_size);
 }
 
-/// Every CP size and sharding, in order and shuffled, against P = 1.
+/// Every CP size and sharding against P = 1; f32 also in a shuffled order (which waits, on
+/// purpose).
 void expect_one_answer(AttentionCase problem, std::initializer_list<int> world_sizes,
                        const KernelTable& kernels = default_kernels()) {
+  const std::vector<std::int64_t> seeds =
+      problem.dtype == DType::f32 ? std::vector<std::int64_t>{0, 3} : std::vector<std::int64_t>{0};
   const Attended expected = attend(problem, 1, {.kernels = &kernels});
   EXPECT_TRUE(
       near_reference(problem, expected, error_model(kernels, problem.dtype, problem.out_dtype)))
       << describe(problem, 1);
   for (const int world_size : world_sizes)
     for (const ShardingKind sharding : kShardings)
-      for (const std::int64_t shuffle : {0, 3}) {
+      for (const std::int64_t shuffle : seeds) {
         problem.config.sharding = sharding;
         problem.config.shuffle_arrival = shuffle;
         EXPECT_TRUE(same(attend(problem, world_size, {.kernels = &kernels}), expected))
