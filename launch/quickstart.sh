@@ -12,7 +12,7 @@ packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-opti
 usage() {
   cat <<'TXT'
 usage: launch/quickstart.sh parity [OPTION...]   build, then compare CP1, CP2 and CP4 bit for bit
-       launch/quickstart.sh test [OPTION...]     build everything with -Werror, then run the tests
+       launch/quickstart.sh test [OPTION...]     build everything, then run all tests
        launch/quickstart.sh build                install what is missing, configure and build
        launch/quickstart.sh help                 this text
 
@@ -21,8 +21,9 @@ OPTIONs of parity go to `cpattn parity`, those of test to ctest:
        launch/quickstart.sh test -L fast
 
 Missing Debian packages are installed with apt-get (as root or through sudo). The build is Release,
-in build/ beside this folder; the program is build/bin/cpattn. Run it from any folder, as often as
-you like: what is there already is not done again.
+in build/ beside this folder, with warnings as errors on g++ 12; the program is build/bin/cpattn.
+Run it from any folder, as often as you like: what is there already is not done again. Paths in
+OPTIONs are taken from the root of the repository.
 
 exit status: that of the program that ran; 2 bad usage, 3 something needed is missing.
 TXT
@@ -85,7 +86,7 @@ cached() {
 }
 
 configure() {
-  local options=(-S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release "$@")
+  local options=(-S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DCP_WERROR=$werror "$@")
   if [[ -z $(cached CMAKE_GENERATOR) ]]; then
     options+=(-G Ninja)
   elif [[ $(cached CMAKE_HOME_DIRECTORY) != "$root" ]]; then
@@ -107,13 +108,19 @@ build_targets() {
   cmake --build "$build" --parallel "$(nproc)" --target "$@" </dev/null
 }
 
+# Refuses a compiler that is too old. Sets `werror`: ON for the one that CI builds with, whose
+# warnings are all known; another one may have new warnings, which must not stop a user. The same
+# for every command, so that going from one to the next compiles nothing again.
 check_compiler() {
   local compiler=${CXX:-c++} version
   command -v "${compiler%% *}" >/dev/null || die 3 "no C++ compiler: $compiler is not there"
   version=$($compiler -dumpversion)
-  if [[ $($compiler --version) != *clang* ]] && ((${version%%.*} < 12)); then
+  werror=OFF
+  [[ $($compiler --version) != *clang* ]] || return 0
+  if ((${version%%.*} < 12)); then
     die 3 "$compiler is version $version; C++20 as used here needs g++ 12 or newer (set CXX)"
   fi
+  if ((${version%%.*} == 12)) && [[ $(uname -m) == x86_64 ]]; then werror=ON; fi
 }
 
 main() {
@@ -136,7 +143,7 @@ main() {
     test)
       install_packages
       check_compiler
-      configure -DCP_WERROR=ON -DCP_BUILD_TESTS=ON
+      configure -DCP_BUILD_TESTS=ON
       build_targets all
       cd -- "$root"
       say "run: ctest --test-dir build --output-on-failure $*"
