@@ -86,7 +86,7 @@ cached() {
 }
 
 configure() {
-  local options=(-S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DCP_WERROR=$werror "$@")
+  local options=(-S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DCP_WERROR="$werror" "$@")
   if [[ -z $(cached CMAKE_GENERATOR) ]]; then
     options+=(-G Ninja)
   elif [[ $(cached CMAKE_HOME_DIRECTORY) != "$root" ]]; then
