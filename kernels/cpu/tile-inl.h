@@ -30,38 +30,36 @@ CP_INLINE ScoreScale score_scale(const TileJob& job) {
   return {magnitude, 0xffffffffu, scale < 0 ? signs : 0u};
 }
 
-/// One q row in compute form, zeros up to `padded` elements.
-void load_query_row(const TileJob& job, const std::byte* from, std::int64_t padded, float* to) {
-  const std::int64_t dim = job.shape->head_dim;
-  std::memset(to, 0, static_cast<std::size_t>(padded) * 4);
-  if (job.dtype == DType::f32) {
-    std::memcpy(to, from, static_cast<std::size_t>(dim) * 4);
-  } else if (job.engine == Engine::bf16_pair) {
-    std::memcpy(to, from, static_cast<std::size_t>(dim) * 2);
-  } else {
-    widen(from, job.dtype, dim, to);
+/// Elements [step, step + W) of a q row in compute form, zeros beyond its end.
+CP_INLINE F load_query(const TileJob& job, const std::byte* row, std::int64_t step) {
+  const bool is_widened = job.dtype != DType::f32 && job.engine == Engine::f32;
+  const std::int64_t size = is_widened ? 2 : 4;
+  const std::int64_t row_bytes = job.shape->head_dim * (job.dtype == DType::f32 ? 4 : 2);
+  const std::int64_t left = row_bytes - step * size;
+  const std::byte* from = row + step * size;
+  alignas(64) std::byte tail[4 * kLanes];
+  if (left < size * kLanes) {
+    std::memset(tail, 0, sizeof(tail));
+    std::memcpy(tail, from, static_cast<std::size_t>(left));
+    from = tail;
   }
+  if (!is_widened) return load_unaligned(from);
+  return job.dtype == DType::f16 ? widen_f16(from) : widen_bf16(from);
 }
 
-/// scratch.q[step][row] from the strided rows of the caller.
+/// scratch.q[step][row] from the strided rows of the caller; surplus lanes hold zeros.
 void load_queries(const TileJob& job, const ScoreScale& scale, const TileScratch& scratch) {
   const std::int64_t steps = steps_of(job.engine, job.shape->head_dim);
-  const std::int64_t padded = (steps + 15) / 16 * 16;
-  for (std::int64_t r = 0; r < vectors_of(job.num_rows) * kLanes; ++r) {
-    float* row = scratch.rows + r * padded;
-    if (r < job.num_rows) {
-      load_query_row(job, job.q + r * job.q_row_bytes, padded, row);
-    } else {
-      std::memset(row, 0, static_cast<std::size_t>(padded) * 4);
-    }
-  }
   const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
   const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
   for (std::int64_t r = 0; r < job.num_rows; r += kLanes) {
     for (std::int64_t s = 0; s < steps; s += kLanes) {
       F square[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) square[i] = load(scratch.rows + (r + i) * padded + s);
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = F{};
+        if (r + i < job.num_rows) square[i] = load_query(job, job.q + (r + i) * job.q_row_bytes, s);
+      }
       transpose(square);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
@@ -143,29 +141,32 @@ void merge(const TileJob& job, const float* left, const float* right, float* dst
   }
 }
 
-/// `count` of the lanes of v, rounded to the dtype of out, at element `d` of an out row.
+/// `count` lanes of v, rounded to the dtype of out, at element `d` of an out row.
 CP_INLINE void store_out(std::byte* row, DType dtype, std::int64_t d, std::int64_t count, F v) {
+  const std::int64_t size = dtype == DType::f32 ? 4 : 2;
   alignas(64) std::byte rounded[4 * kLanes];
+  std::byte* place = row + d * size;
+  std::byte* to = count == kLanes ? place : rounded;
   switch (dtype) {
     case DType::f32:
-      store_unaligned(rounded, v);
+      store_unaligned(to, v);
       break;
     case DType::f16:
-      store_f16(rounded, v);
+      store_f16(to, v);
       break;
     case DType::bf16:
-      store_bf16(rounded, v);
+      store_bf16(to, v);
       break;
   }
-  const std::size_t size = dtype == DType::f32 ? 4 : 2;
-  std::byte* place = row + static_cast<std::size_t>(d) * size;
-  if (count == kLanes && dtype == DType::f32) {
-    std::memcpy(place, rounded, 4 * kLanes);
-  } else if (count == kLanes) {
-    std::memcpy(place, rounded, 2 * kLanes);
-  } else {
-    std::memcpy(place, rounded, static_cast<std::size_t>(count) * size);
-  }
+  if (to == rounded) std::memcpy(place, rounded, static_cast<std::size_t>(count * size));
+}
+
+/// o / l with inverse = 1 / l: one correction of the product by its exact remainder gives the rounded
+/// quotient (Markstein 1990) at a tenth of the cost; where the remainder is no number, the product stays.
+CP_INLINE F divide(F o, F l, F inverse) {
+  const F quotient = o * inverse;
+  const F remainder = fma(-quotient, l, o);
+  return (remainder == remainder) ? fma(remainder, inverse, quotient) : quotient;
 }
 
 /// out = o / l (0 for an empty row, +0 for a zero of either sign) and lse.
@@ -173,13 +174,14 @@ void finalize(const TileJob& job, const float* state) {
   const std::int64_t value_dim = job.shape->value_dim;
   for (std::int64_t r = 0; r < job.num_rows; r += kLanes) {
     const F l = load(state + kLd + r);
+    const F inverse = broadcast(1.0f) / l;
     const std::int64_t rows = job.num_rows - r < kLanes ? job.num_rows - r : kLanes;
     for (std::int64_t d = 0; d < value_dim; d += kLanes) {
       const std::int64_t channels = value_dim - d < kLanes ? value_dim - d : kLanes;
       F square[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         const F o = i < channels ? load(state + (2 + d + i) * kLd + r) : F{};
-        square[i] = ((l == F{}) ? F{} : o / l) + F{};
+        square[i] = ((l == F{}) ? F{} : divide(o, l, inverse)) + F{};
       }
       transpose(square);
       for (std::int64_t i = 0; i < rows; ++i) {

@@ -55,7 +55,6 @@ constexpr std::int64_t state_floats(std::int64_t value_dim) {
 /// Memory of one thread, every part 64-byte aligned.
 struct TileScratch {
   float* q = nullptr;       ///< [steps][48]
-  float* rows = nullptr;    ///< [48][steps rounded up to 16]: q rows before the transpose
   float* scores = nullptr;  ///< [kKeyTile][48]
   float* states = nullptr;  ///< scratch slots, state_floats each
 };
