@@ -1,12 +1,13 @@
 // One kv block against one lane group of a query tile: scores, exp, P.V. The hot 99 % of the time.
 //
 // Lanes are queries: scores are S^T[key][row], the output is O^T[d][row], so row maximum, row sum,
-// rescale, causal limit and merge are plain lane-wise operations and K, V elements are only broadcast.
-// A *group* is NQ vectors of rows (NQ <= 3) at the same place of every [..][48] array. Each element of
-// S, O, m, l has one accumulation order (d ascending; keys ascending; a rescale after every kKeyTile
-// keys of the chunk), whatever NQ, the register tile or the rows beside it. Registers: 3 x 8 (AVX-512)
-// or 3 x 4 accumulators plus NQ + 1 operands. A masked key has p = 0 exactly and changes no bit.
-// Source: FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax of Milakov and Gimelshein (2018).
+// rescale, causal limit and merge are plain lane-wise operations and K, V elements are only
+// broadcast. A *group* is NQ vectors of rows (NQ <= 3) at the same place of every [..][48] array.
+// Each element of S, O, m, l has one accumulation order (d ascending; keys ascending; a rescale
+// after every kKeyTile keys of the chunk), whatever NQ, the register tile or the rows beside it.
+// Registers: 3 x 8 (AVX-512) or 3 x 4 accumulators plus NQ + 1 operands. A masked key has p = 0
+// exactly and changes no bit. Source: FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax
+// of Milakov and Gimelshein (2018).
 
 constexpr std::int64_t kLd = kQueryTile;  // row stride of all tile arrays
 constexpr int kGroupVectors = 3;
@@ -73,32 +74,32 @@ __attribute__((noinline)) void score_keys(const float* q, const float* k, std::i
   for (std::int64_t key = 0; key < num_keys; key += kPanel) {
 #pragma GCC unroll 2
     for (int part = 0; part < kPanel; part += kRegisterRows) {
-      score_rows<E, NQ, kRegisterRows, Masked>(
-          q, k + key * steps + part, steps, kKeyTile * steps, scores + (key + part) * kLd, limit,
-          first_key + static_cast<float>(key + part), row_max);
+      score_rows<E, NQ, kRegisterRows, Masked>(q, k + key * steps + part, steps, kKeyTile * steps,
+                                               scores + (key + part) * kLd, limit,
+                                               first_key + static_cast<float>(key + part), row_max);
     }
   }
 }
 
-/// Scores to weights 2^(s * scale - m), in place, and their sum. bf16_pair packs two keys per element and
-/// sums the *rounded* weights by the same instruction as P.V, so equal values average to themselves; after
-/// an odd last key comes a masked one, whose weight is 0.
+/// Scores to weights 2^(s * scale - m), in place, and their sum. bf16_pair packs two keys per
+/// element and sums the *rounded* weights by the same instruction as P.V, so equal values average
+/// to themselves; after an odd last key comes a masked one, whose weight is 0.
 template <Engine E, int NQ>
 __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, F scale,
                                           const F* neg_m, F* l) {
 #if defined(__AVX512BF16__)
   if constexpr (E == Engine::bf16_pair) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
-    const __m512i interleave = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-        19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     for (std::int64_t key = 0; key < num_keys; key += 2) {
 #pragma GCC unroll 3
       for (int j = 0; j < NQ; ++j) {
-        const F low = exp2_nonpositive<4>(
-            fma(load(scores + key * kLd + j * kLanes), scale, neg_m[j]));
-        const F high = exp2_nonpositive<4>(
-            fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]));
+        const F low =
+            exp2_nonpositive<4>(fma(load(scores + key * kLd + j * kLanes), scale, neg_m[j]));
+        const F high =
+            exp2_nonpositive<4>(fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]));
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
         const __m512i pair = _mm512_permutexvar_epi16(interleave, (__m512i)both);
         l[j] = (F)_mm512_dpbf16_ps((__m512)l[j], (__m512bh)pair, ones);
@@ -119,8 +120,8 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
   }
 }
 
-/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows` neighbouring
-/// channels of one V panel. `ahead` as in score_rows.
+/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows`
+/// neighbouring channels of one V panel. `ahead` as in score_rows.
 template <Engine E, int NQ, int Rows>
 CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t num_rows,
                             std::int64_t ahead, const F* alpha, bool is_first, float* o) {
@@ -183,11 +184,12 @@ struct HeadBlock {
 };
 
 /// Continues `state` (or starts it, when is_fresh) over the first max_limit keys of a block.
-/// `limit[j]` holds, per lane, how many keys of the block the row sees; min_limit the smallest of them.
+/// `limit[j]` holds, per lane, how many keys of the block the row sees; min_limit the smallest of
+/// them.
 template <Engine E, int NQ>
-void attend_block(const float* q, const HeadBlock& block, std::int64_t steps, std::int64_t value_dim,
-                  F scale, const F* limit, std::int64_t min_limit, std::int64_t max_limit,
-                  bool is_fresh, float* scores, const GroupState& state,
+void attend_block(const float* q, const HeadBlock& block, std::int64_t steps,
+                  std::int64_t value_dim, F scale, const F* limit, std::int64_t min_limit,
+                  std::int64_t max_limit, bool is_fresh, float* scores, const GroupState& state,
                   const ProgressHook& progress) {
   constexpr std::int64_t kKeysPerRow = E == Engine::f32 ? 1 : 2;
   F m[NQ], l[NQ];
@@ -212,7 +214,8 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps, st
 
     F neg_m[NQ], alpha[NQ];
     for (int j = 0; j < NQ; ++j) {
-      // A row that has seen nothing yet keeps m = -inf; its weights are taken against 0, so they are 0.
+      // A row that has seen nothing yet keeps m = -inf; its weights are taken against 0, so they
+      // are 0.
       const F new_m = larger(m[j], row_max[j] * scale);
       const F safe_m = select_less(broadcast(kEmptyMax), new_m, new_m, F{});
       alpha[j] = exp2_nonpositive<5>(m[j] - safe_m);
@@ -221,9 +224,9 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps, st
       l[j] = l[j] * alpha[j];
     }
     weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, l);
-    add_values<E, NQ>(scores, block.v + first / kKeysPerRow * kPanel, block.v_panel_stride, value_dim,
-                      (num_keys + kKeysPerRow - 1) / kKeysPerRow, alpha, is_fresh && first == 0,
-                      state.o);
+    add_values<E, NQ>(scores, block.v + first / kKeysPerRow * kPanel, block.v_panel_stride,
+                      value_dim, (num_keys + kKeysPerRow - 1) / kKeysPerRow, alpha,
+                      is_fresh && first == 0, state.o);
     progress();
   }
   for (int j = 0; j < NQ; ++j) {

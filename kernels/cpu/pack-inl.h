@@ -30,8 +30,9 @@ CP_INLINE void transpose8_stage(V* rows) {
   }
 }
 
-/// One panel of `keys` <= 8 rows of `steps` elements: to[step][key], missing keys 0. A row holds `stored`
-/// bytes, which is fewer than its elements need when head_dim is odd and elements are pairs.
+/// One panel of `keys` <= 8 rows of `steps` elements: to[step][key], missing keys 0. A row holds
+/// `stored` bytes, which is fewer than its elements need when head_dim is odd and elements are
+/// pairs.
 template <class Element>
 void pack_key_panel(const std::byte* from, std::int64_t row_bytes, std::int64_t keys,
                     std::int64_t steps, std::int64_t stored, Element* to) {
@@ -39,9 +40,8 @@ void pack_key_panel(const std::byte* from, std::int64_t row_bytes, std::int64_t 
   for (std::int64_t s = 0; s < steps; s += 8) {
     const std::int64_t begin = s * static_cast<std::int64_t>(sizeof(Element));
     const std::int64_t left = stored - begin;
-    const std::int64_t bytes = left < static_cast<std::int64_t>(sizeof(V))
-                                   ? left
-                                   : static_cast<std::int64_t>(sizeof(V));
+    const std::int64_t bytes =
+        left < static_cast<std::int64_t>(sizeof(V)) ? left : static_cast<std::int64_t>(sizeof(V));
     V square[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -67,7 +67,8 @@ void pack_keys(const PackJob& job, std::int64_t stored) {
   auto* to = reinterpret_cast<Element*>(job.packed_k);
   for (std::int64_t key = 0; key < job.num_keys; key += kPanel) {
     const std::int64_t keys = job.num_keys - key < kPanel ? job.num_keys - key : kPanel;
-    pack_key_panel<Element>(job.k + key * job.k_row_bytes, job.k_row_bytes, keys, steps, stored, to);
+    pack_key_panel<Element>(job.k + key * job.k_row_bytes, job.k_row_bytes, keys, steps, stored,
+                            to);
     to += steps * kPanel;
   }
 }
@@ -105,10 +106,10 @@ void pack_value_pairs(const PackJob& job) {
     const std::byte* from = job.v + d * 2;
     for (std::int64_t key = 0; key < job.num_keys; key += 2) {
       const V a = load_eight<std::uint16_t>(from + key * job.v_row_bytes, job.value_dim - d);
-      const V b = key + 1 < job.num_keys
-                      ? load_eight<std::uint16_t>(from + (key + 1) * job.v_row_bytes,
-                                                  job.value_dim - d)
-                      : V{};
+      const V b =
+          key + 1 < job.num_keys
+              ? load_eight<std::uint16_t>(from + (key + 1) * job.v_row_bytes, job.value_dim - d)
+              : V{};
       const V low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
       const V high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
       std::memcpy(to, &low, sizeof(low));

@@ -1,6 +1,6 @@
 // Vectors of W lanes with the few operations the kernels need, for the instruction set this file is
-// compiled for. No #pragma once: included once per instruction-set source, inside its namespace, after
-// CP_LANES is defined.
+// compiled for. No #pragma once: included once per instruction-set source, inside its namespace,
+// after CP_LANES is defined.
 //
 // Every operation is exactly defined per lane (fma is one rounding, nothing is contracted by the
 // compiler), so a lane's bits are the same for every W and instruction set; only the bf16 dot
@@ -22,8 +22,8 @@ CP_INLINE F load_unaligned(const void* p) {
 }
 CP_INLINE void store_unaligned(void* p, F v) { std::memcpy(p, &v, sizeof(v)); }
 
-// larger(a, b) is a > b ? a : b: a NaN in b comes through, a NaN in a does not. select_less(a, b, yes,
-// no) takes `no` when either is NaN.
+// larger(a, b) is a > b ? a : b: a NaN in b comes through, a NaN in a does not. select_less(a, b,
+// yes, no) takes `no` when either is NaN.
 #if defined(__AVX512F__)
 CP_INLINE F broadcast(float x) { return (F)_mm512_set1_ps(x); }
 CP_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
@@ -62,9 +62,10 @@ CP_INLINE F select_less(F a, F b, F yes, F no) { return (a < b) ? yes : no; }
 /// 2^x for x <= ~0.5, relative error below 2e-7 (Degree 5) or 3e-6 (Degree 4); exactly 1 at x = 0,
 /// exactly 0 for x <= -126.5 (so for -inf), NaN for NaN.
 ///
-/// x = n + f with n = round(x): adding 1.5 * 2^23 + 127 leaves n + 127 in the low bits of the sum, and a
-/// shift by 23 makes them the exponent field of 2^n (0 for n = -127, which flushes). Polynomial: minimax
-/// of 2^f on [-1/2, 1/2] among those with p(0) = 1, so that a rescale by 2^0 changes no bit.
+/// x = n + f with n = round(x): adding 1.5 * 2^23 + 127 leaves n + 127 in the low bits of the sum,
+/// and a shift by 23 makes them the exponent field of 2^n (0 for n = -127, which flushes).
+/// Polynomial: minimax of 2^f on [-1/2, 1/2] among those with p(0) = 1, so that a rescale by 2^0
+/// changes no bit.
 template <int Degree>
 CP_INLINE F exp2_nonpositive(F x) {
   static_assert(Degree == 4 || Degree == 5);
@@ -157,12 +158,10 @@ CP_INLINE void store_bf16(void* p, F v) {
 
 CP_INLINE void store_f16(void* p, F v) {
 #if defined(__AVX512F__)
-  const __m256i half =
-      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256i half = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   std::memcpy(p, &half, sizeof(half));
 #elif defined(__F16C__)
-  const __m128i half =
-      _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m128i half = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   std::memcpy(p, &half, sizeof(half));
 #else
   for (int i = 0; i < kLanes; ++i) static_cast<cpattn::f16*>(p)[i] = to_f16(v[i]);

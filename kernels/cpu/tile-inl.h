@@ -1,6 +1,7 @@
 // One program on one tile: queries in, blocks and merges along the program, results out.
 
-/// The 3-vector groups of a tile; the last one may have fewer vectors, its surplus lanes hold zeros.
+/// The 3-vector groups of a tile; the last one may have fewer vectors, its surplus lanes hold
+/// zeros.
 struct Group {
   std::int64_t first_row;
   int num_vectors;
@@ -12,10 +13,13 @@ CP_INLINE Group group_at(std::int64_t first_row, std::int64_t num_rows) {
   return {first_row, static_cast<int>(vectors < kGroupVectors ? vectors : kGroupVectors)};
 }
 
-CP_INLINE std::int64_t vectors_of(std::int64_t num_rows) { return (num_rows + kLanes - 1) / kLanes; }
+CP_INLINE std::int64_t vectors_of(std::int64_t num_rows) {
+  return (num_rows + kLanes - 1) / kLanes;
+}
 
 /// The multiplier of a dot product in the exponent of 2, made positive so that the largest score is
-/// the largest logit: the sign moves into q, exactly; a scale of 0 becomes q = 0 and a multiplier of 1.
+/// the largest logit: the sign moves into q, exactly; a scale of 0 becomes q = 0 and a multiplier
+/// of 1.
 struct ScoreScale {
   float multiplier;
   std::uint32_t q_keep;  ///< and-mask on the elements of q
@@ -161,8 +165,9 @@ CP_INLINE void store_out(std::byte* row, DType dtype, std::int64_t d, std::int64
   if (to == rounded) std::memcpy(place, rounded, static_cast<std::size_t>(count * size));
 }
 
-/// o / l with inverse = 1 / l: one correction of the product by its exact remainder gives the rounded
-/// quotient (Markstein 1990) at a tenth of the cost; where the remainder is no number, the product stays.
+/// o / l with inverse = 1 / l: one correction of the product by its exact remainder gives the
+/// rounded quotient (Markstein 1990) at a tenth of the cost; where the remainder is no number, the
+/// product stays.
 CP_INLINE F divide(F o, F l, F inverse) {
   const F quotient = o * inverse;
   const F remainder = fma(-quotient, l, o);

@@ -1,4 +1,5 @@
-// Conversion to compute form, and the register-only loop that measures the peak of this instruction set.
+// Conversion to compute form, and the register-only loop that measures the peak of this instruction
+// set.
 
 /// `count` elements of f16 or bf16 to f32.
 void widen(const std::byte* from, DType dtype, std::int64_t count, float* to) {
@@ -29,12 +30,12 @@ double burn_rounds(std::int64_t rounds) {
   }
   F a = broadcast(0x1.0p-40f), b = broadcast(0x1.8p-40f);
   for (std::int64_t round = 0; round < rounds; ++round) {
-    asm volatile("" : "+" CP_VECTOR_REGISTER (a), "+" CP_VECTOR_REGISTER (b));
+    asm volatile("" : "+" CP_VECTOR_REGISTER(a), "+" CP_VECTOR_REGISTER(b));
 #pragma GCC unroll 24
     for (int i = 0; i < kAccumulators; ++i) sum[i] = mac<E>(a, b, sum[i]);
   }
   for (int i = 0; i < kAccumulators; ++i) {
-    asm volatile("" : "+" CP_VECTOR_REGISTER (sum[i]));  // keep every chain
+    asm volatile("" : "+" CP_VECTOR_REGISTER(sum[i]));  // keep every chain
   }
   const double flop_per_lane = E == Engine::f32 ? 2.0 : 4.0;
   return static_cast<double>(rounds) * kAccumulators * kLanes * flop_per_lane;
