@@ -67,14 +67,18 @@ std::string find_in_path(const std::string& name, const std::string& path) {
 }
 
 std::optional<DeathNotice> find_death_notice(const std::string& output) {
-  static const std::regex notice(
-      "mpirun noticed that process rank (\\d+) with PID \\d+ on node \\S+ "
-      "(exited on signal \\d+[^\\n]*)");
+  // mpirun breaks its lines where it likes.
+  const std::regex by_signal(
+      "process rank (\\d+) with PID \\d+ on\\s+node \\S+\\s+(exited on signal \\d+ \\([^)]*\\))");
+  const std::regex without_finalize(
+      "process rank (\\d+) with PID \\d+ on\\s+node \\S+ exiting improperly");
   std::smatch match;
-  if (!std::regex_search(output, match, notice)) return std::nullopt;
-  std::string text = match[2];
-  while (!text.empty() && (text.back() == '.' || text.back() == '\r')) text.pop_back();
-  return DeathNotice{std::stoi(match[1]), text};
+  if (std::regex_search(output, match, by_signal))
+    return DeathNotice{std::stoi(match[1]), match[2]};
+  if (std::regex_search(output, match, without_finalize)) {
+    return DeathNotice{std::stoi(match[1]), "exited without MPI_Finalize"};
+  }
+  return std::nullopt;
 }
 
 }  // namespace cpattn

@@ -44,10 +44,10 @@ ProcessSpec mpirun_process(const LaunchFacts& facts, int ranks, int threads,
 /// The first executable file `name` in the directories of `path` (as in PATH); empty when none.
 std::string find_in_path(const std::string& name, const std::string& path);
 
-/// Rank and signal of mpirun's own notice that a process died, taken from what it printed.
+/// Who mpirun says ended the job, taken from what it printed.
 struct DeathNotice {
   int rank = 0;
-  std::string text;  ///< mpirun's line
+  std::string text;  ///< "exited on signal 9 (Killed)"
 };
 std::optional<DeathNotice> find_death_notice(const std::string& output);
 

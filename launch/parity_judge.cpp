@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <set>
 
@@ -125,7 +126,10 @@ std::vector<std::int64_t> choose_reference_rows(const std::vector<OwnedChunk>& c
     }
   };
   spread(edges, count / 2);
-  spread(all, count - static_cast<std::int64_t>(chosen.size()));
+  std::vector<std::int64_t> rest;
+  std::set_difference(all.begin(), all.end(), chosen.begin(), chosen.end(),
+                      std::back_inserter(rest));
+  spread(rest, count - static_cast<std::int64_t>(chosen.size()));
   return {chosen.begin(), chosen.end()};
 }
 

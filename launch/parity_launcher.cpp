@@ -1,18 +1,16 @@
 #include "launch/parity_launcher.h"
 
 #include <fmt/core.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <map>
-#include <set>
-#include <sstream>
 
 #include "cp/plan.h"
 #include "launch/faults.h"
+#include "launch/job_end.h"
 #include "launch/job_files.h"
 #include "launch/mpirun.h"
 #include "launch/parity_job.h"
@@ -36,72 +34,6 @@ std::vector<std::int64_t> sizes_to_run(const RunConfig& config) {
   return sizes;
 }
 
-/// What became of the job of one size.
-struct JobEnd {
-  FailureKind failure = FailureKind::none;
-  std::vector<std::string> reasons;
-};
-
-FailureKind failure_of(int exit_code) {
-  if (exit_code == static_cast<int>(ExitCode::bad_input)) return FailureKind::bad_input;
-  if (exit_code == static_cast<int>(ExitCode::unavailable)) return FailureKind::unavailable;
-  return FailureKind::internal;
-}
-
-/// The last lines of what a job printed, for a failure nobody explained.
-std::string last_lines(const std::string& output, std::size_t count) {
-  std::istringstream stream(output);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) {
-    const bool is_ruler = line.find_first_not_of("- ") == std::string::npos;
-    if (!is_ruler) lines.push_back(line);
-  }
-  std::string text;
-  for (std::size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) {
-    text += (text.empty() ? "" : " | ") + lines[i];
-  }
-  return text;
-}
-
-/// Everything the records and mpirun say about a job; no reason at all only if every rank started,
-/// and said that it ended well, and mpirun agrees.
-JobEnd explain(const ProcessOutcome& outcome, const std::vector<RankRecord>& records) {
-  JobEnd end;
-  const auto add = [&](FailureKind kind, std::string reason) {
-    if (end.failure == FailureKind::none) end.failure = kind;
-    end.reasons.push_back(std::move(reason));
-  };
-  const auto notice = find_death_notice(outcome.output);
-  std::set<std::string> said;  // ranks that saw the same thing say it once
-  for (const RankRecord& record : records) {
-    const bool was_taken_down = record.exit_code == 128 + SIGTERM;
-    if (!record.has_ended || record.exit_code == 0 || was_taken_down) continue;
-    if (!said.insert(record.message).second) continue;
-    const std::string who = fmt::format("rank {}: ", record.rank);
-    const bool is_named = record.message.starts_with(who);
-    add(failure_of(record.exit_code), (is_named ? "" : who) + record.message);
-  }
-  for (const RankRecord& record : records) {
-    if (record.has_ended) continue;
-    if (!record.has_started) {
-      add(FailureKind::internal, fmt::format("rank {} never started", record.rank));
-      continue;
-    }
-    std::string how = "without a word";
-    if (notice && notice->rank == record.rank) how += ": " + notice->text;
-    add(FailureKind::internal,
-        fmt::format("rank {} (pid {}) ended {}", record.rank, record.pid, how));
-  }
-  if (outcome.was_ended_by_us) {
-    add(FailureKind::internal, "the launcher ended the job: " + outcome.why_ended);
-  } else if (outcome.exit_code != 0 && end.reasons.empty()) {
-    add(failure_of(outcome.exit_code),
-        fmt::format("the job ended with exit code {}: {}", outcome.exit_code,
-                    last_lines(outcome.output, 6)));
-  }
-  return end;
-}
-
 /// Ends a job with a rank that has been stopped for longer than the timeout; shows progress.
 class JobWatch {
  public:
@@ -114,18 +46,15 @@ class JobWatch {
 
   std::string look(pid_t launched) {
     if (shows_progress_) show_progress();
-    const auto stopped = stopped_for(launched);
-    if (stopped > patience_) {
+    if (const Seconds since = stopped_for(launched); since > patience_) {
       return fmt::format("{} has been stopped for {:.1f} s", ranks_ > 1 ? "mpirun" : "the process",
-                         stopped.count());
+                         since.count());
     }
-    for (const RankRecord& record : read_records(directory_, ranks_)) {
-      if (!record.has_started || record.has_ended) continue;
-      const Seconds since = stopped_for(record.pid);
-      if (since > patience_) {
-        return fmt::format("rank {} (pid {}) has been stopped for {:.1f} s", record.rank,
-                           record.pid, since.count());
-      }
+    for (const pid_t pid : children_of(launched)) {
+      const Seconds since = stopped_for(pid);
+      if (since <= patience_) continue;
+      return fmt::format("rank {} (pid {}) has been stopped for {:.1f} s",
+                         environment_of(pid, "OMPI_COMM_WORLD_RANK"), pid, since.count());
     }
     return "";
   }

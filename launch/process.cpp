@@ -15,6 +15,7 @@
 #include <exception>
 #include <fstream>
 #include <future>
+#include <iterator>
 
 #include "src/base/error.h"
 
@@ -226,6 +227,20 @@ bool is_stopped(pid_t pid) {
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
   const char state = text[name_end + 2];
   return state == 'T' || state == 't';
+}
+
+std::vector<pid_t> children_of(pid_t pid) {
+  const std::string name = std::to_string(pid);
+  std::ifstream file("/proc/" + name + "/task/" + name + "/children");
+  return {std::istream_iterator<pid_t>(file), std::istream_iterator<pid_t>()};
+}
+
+std::string environment_of(pid_t pid, const std::string& name) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+  for (std::string entry; std::getline(file, entry, '\0');) {
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  }
+  return "";
 }
 
 void run_interruptibly(SignalWatch& signals, const std::function<void()>& work,

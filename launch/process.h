@@ -63,6 +63,12 @@ ProcessOutcome run_process(const ProcessSpec& spec, SignalWatch& signals,
 /// Whether a process is stopped (SIGSTOP, a debugger), read from /proc; false when it is gone.
 bool is_stopped(pid_t pid);
 
+/// Children of a process, read from /proc; none when it is gone.
+std::vector<pid_t> children_of(pid_t pid);
+
+/// A variable of another process's environment as it was started; empty when it cannot be read.
+std::string environment_of(pid_t pid, const std::string& name);
+
 /// Runs `work` in another thread while signals are watched; a signal calls `clean_up` and ends this
 /// process by it. Rethrows what work threw.
 void run_interruptibly(SignalWatch& signals, const std::function<void()>& work,

@@ -82,14 +82,20 @@ TEST(Mpirun, FindsProgramsInPath) {
 }
 
 TEST(Mpirun, ReadsWhoDied) {
-  const auto notice = find_death_notice(
+  const auto killed = find_death_notice(
       "some noise\nmpirun noticed that process rank 2 with PID 4711 on node here exited on signal "
       "9 "
       "(Killed).\n");
+  const auto left = find_death_notice(
+      "mpirun has exited due to process rank 1 with PID 0 on\nnode here exiting improperly. There "
+      "are three reasons");
 
-  ASSERT_TRUE(notice.has_value());
-  EXPECT_EQ(notice->rank, 2);
-  EXPECT_EQ(notice->text, "exited on signal 9 (Killed)");
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->rank, 2);
+  EXPECT_EQ(killed->text, "exited on signal 9 (Killed)");
+  ASSERT_TRUE(left.has_value());
+  EXPECT_EQ(left->rank, 1);
+  EXPECT_EQ(left->text, "exited without MPI_Finalize");
   EXPECT_FALSE(find_death_notice("all is well").has_value());
 }
 

@@ -1,0 +1,467 @@
+#!/usr/bin/env python3
+"""cpattn parity from the outside: verdicts, exit codes, planted faults, ranks that die."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+PROGRAM = os.path.abspath(sys.argv.pop(1))
+SMALL = "--seq-len=300 --chunk-tokens=64 --heads=4 --kv-heads=2 --head-dim=16 --timeout=3".split()
+MPIRUN = (
+    "mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl vader,self "
+    "--mca mpi_yield_when_idle 1"
+).split()
+PATIENCE = 120
+
+
+def environment(**changes):
+    variables = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    for name, value in changes.items():
+        variables.pop(name, None)
+        if value is not None:
+            variables[name] = value
+    return variables
+
+
+def execute(command, **changes):
+    return subprocess.run(
+        command,
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def parity(*arguments, **changes):
+    return execute([PROGRAM, "parity", *arguments], **changes)
+
+
+def ranks_of(launcher):
+    """{rank: pid} of the ranks that a launcher has running."""
+    ranks = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{name}/environ", "rb") as file:
+                variables = dict(v.split(b"=", 1) for v in file.read().split(b"\0") if b"=" in v)
+        except (OSError, ValueError):
+            continue
+        is_rank = any(word.startswith(b"--job-dir=") for word in words[2:])
+        mark = variables.get(b"CPATTN_PARITY_TEST", b"").decode()
+        if is_rank and b"OMPI_COMM_WORLD_RANK" in variables and mark == launcher:
+            if os.path.basename(words[0]) == os.path.basename(PROGRAM).encode():
+                ranks[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(name)
+    return ranks
+
+
+def wait_for(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+class ReportCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.report_path = os.path.join(self.folder.name, "report.json")
+
+    def report(self):
+        with open(self.report_path, encoding="utf-8") as file:
+            return json.load(file)
+
+    def parity(self, *arguments, **changes):
+        return parity(*arguments, f"--report={self.report_path}", **changes)
+
+
+class VerdictTest(ReportCase):
+    def test_every_size_sharding_mask_and_type_gives_the_bits_of_one_rank(self):
+        result = self.parity(
+            *SMALL,
+            "--cp=1,2,3,4,7",
+            "--sharding=contiguous,zigzag",
+            "--mask=causal,full",
+            "--dtype=f32,bf16",
+            "--shuffle-arrival=11",
+            "--verify-checksum=true",
+        )
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        report = self.report()
+        self.assertEqual(report["verdict"], "PASS")
+        self.assertEqual(len(report["lanes"]), 5 * 2 * 2 * 2)
+        for lane in report["lanes"]:
+            self.assertTrue(lane["pass"], lane)
+            self.assertEqual(lane["bit_mismatch"], 0)
+            self.assertEqual(lane["compared_elements"], 300 * 4 * (16 + 1))
+            self.assertEqual([rank["rank"] for rank in lane["ranks"]], list(range(lane["cp"])))
+            self.assertEqual(sum(rank["rows"] for rank in lane["ranks"]), 300)
+            self.assertEqual(lane["transport"], "mpi")
+        errors = {
+            (lane["mask"], lane["dtype"]): {other["rel_l2"] for other in report["lanes"]
+                                            if (other["mask"], other["dtype"])
+                                            == (lane["mask"], lane["dtype"])}
+            for lane in report["lanes"]
+        }
+        for values in errors.values():
+            self.assertEqual(len(values), 1)  # the error does not grow with the number of ranks
+        last = result.stdout.rstrip().splitlines()[-1]
+        self.assertRegex(last, r"^verdict: PASS: 40 passed, 0 failed, 0 not evaluated; ")
+        self.assertIn("bitwise across CP sizes", last)
+
+    def test_documents_of_any_length_and_ranks_without_tokens(self):
+        result = self.parity(
+            "--cp=1,4", "--cu-seqlens=0,0,1,70,70,200", "--chunk-tokens=64", "--heads=2",
+            "--kv-heads=1", "--head-dim=8", "--mask=causal,full", "--out-dtype=same",
+            "--dtype=f16,bf16",
+        )
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_arrival_is_judged_by_its_error_and_not_by_its_bits(self):
+        result = self.parity(*SMALL, "--cp=2,3", "--schedule=arrival", "--mask=full")
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        lanes = self.report()["lanes"]
+        self.assertTrue(any(lane["bit_mismatch"] > 0 for lane in lanes))
+        self.assertTrue(all(lane["first_difference"] for lane in lanes if lane["bit_mismatch"]))
+        self.assertIn("differ in bits from one rank; that schedule promises none", result.stdout)
+
+    def test_one_rank_that_was_not_asked_for_is_shown_as_the_baseline(self):
+        result = self.parity(*SMALL, "--cp=2")
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual([(lane["cp"], lane["baseline"]) for lane in self.report()["lanes"]],
+                         [(1, True), (2, False)])
+        self.assertIn("1 (baseline)", result.stdout)
+
+    def test_junit_is_well_formed_and_counts(self):
+        path = os.path.join(self.folder.name, "report.xml")
+        result = self.parity(*SMALL, "--cp=1,2", "--inject=hop_dropped", f"--junit={path}")
+
+        self.assertEqual(result.returncode, 1)
+        suite = ElementTree.parse(path).getroot().find("testsuite")
+        self.assertEqual((suite.get("tests"), suite.get("failures"), suite.get("errors")),
+                         ("2", "1", "0"))
+        failure = suite.find("testcase/failure")
+        self.assertIn("differ in bits", failure.get("message"))
+
+    def test_nothing_to_compare_is_a_failure(self):
+        result = self.parity("--cp=1", "--seq-len=0", "--heads=1", "--kv-heads=1", "--head-dim=8")
+
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn("verdict: PASS", result.stdout)
+
+    def test_bc_097_the_exit_status_survives_a_pipe(self):
+        command = (
+            f'set -o pipefail; "{PROGRAM}" parity {" ".join(SMALL)} --cp=1,2 '
+            f'--sharding=contiguous,zigzag --inject=zigzag_wrong_half | tee "{self.report_path}"'
+        )
+        result = execute(["bash", "-c", command])
+
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("verdict: FAIL: 3 passed, 1 failed, 0 not evaluated", result.stdout)
+
+
+class FaultTest(ReportCase):
+    SEEN = {
+        "scale_doubled": (1, r"out: relative L2 error .* exceeds"),
+        "causal_off_by_one": (1, r"lse: \d+ elements? infinite on one side only"),
+        "hop_dropped": (1, r"\d+ of \d+ elements differ in bits .* first out row \d+"),
+        "hop_merged_twice": (1, r"lse: relative L2 error .* exceeds"),
+        "lse_base2": (1, r"first lse row 0 .*"),
+        "zigzag_wrong_half": (1, r"out: relative L2 error .* exceeds"),
+        "kv_head_map_wrong": (1, r"out: relative L2 error .* exceeds"),
+        "bit_flip": (1, r" 1 of \d+ elements differ in bits .*\(0x[0-9a-f]+\), expected"),
+        "nan_row": (1, r"out: 64 elements NaN where the reference has a number, first at row"),
+        "cu_seqlens_off_by_one": (1, r"1 row was not delivered exactly once, first row 299"),
+        "rank_returns_early": (4, r"rank 1 \(pid \d+\) ended without a word"),
+        "rank_never_answers": (4, r"step 0: .*rank 1 .*bytes"),
+    }
+
+    def test_the_list_is_the_list(self):
+        result = parity("--list-faults")
+
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual({line.split()[0] for line in result.stdout.splitlines()}, set(self.SEEN))
+
+    def test_each_turns_the_verdict_red_and_says_what_was_seen(self):
+        for fault, (code, message) in self.SEEN.items():
+            with self.subTest(fault):
+                result = self.parity(*SMALL, "--cp=1,2", f"--inject={fault}")
+
+                self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+                self.assertRegex(result.stdout, message)
+                self.assertRegex(result.stdout, r"verdict: FAIL: \d passed, [12] failed")
+                report = self.report()
+                self.assertEqual(report["verdict"], "FAIL")
+                self.assertEqual(report["inject"], fault)
+                self.assertNotIn("was planted and not seen", result.stdout)
+
+    def test_a_border_between_documents_is_seen_by_its_numbers(self):
+        result = self.parity("--cp=2", "--cu-seqlens=0,100,200", "--chunk-tokens=32", "--heads=2",
+                             "--kv-heads=1", "--head-dim=8", "--mask=full",
+                             "--inject=cu_seqlens_off_by_one")
+
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stdout, r"out: relative L2 error .* exceeds")
+
+    def test_a_fault_that_fits_nowhere_is_refused(self):
+        for arguments, need in (
+            (["--cp=1", "--inject=hop_dropped"], "needs a cp size of 2 or more"),
+            (["--sharding=contiguous", "--inject=zigzag_wrong_half"], "needs zigzag sharding"),
+            (["--mask=full", "--inject=causal_off_by_one"], "needs a causal mask"),
+            (["--inject=no_such_fault"], "is no fault"),
+        ):
+            with self.subTest(arguments):
+                result = parity(*SMALL, *arguments)
+
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(need, result.stderr)
+
+    def test_a_fault_that_these_inputs_cannot_show_is_no_pass(self):
+        result = self.parity(*SMALL, "--cp=2", "--softmax-scale=0", "--inject=scale_doubled")
+
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("was planted and not seen", result.stdout)
+
+
+class RankFailureTest(ReportCase):
+    """One rank of a job that hangs in the ring until its timeout is killed, stopped, or told to."""
+
+    def start(self, cp, timeout, *arguments):
+        self.mark = f"{os.getpid()}.{time.monotonic_ns()}"
+        words = [word for word in SMALL if not word.startswith("--timeout")]
+        process = subprocess.Popen(
+            [PROGRAM, "parity", *words, f"--timeout={timeout}", f"--cp={cp}",
+             f"--report={self.report_path}", *arguments],
+            env=environment(CPATTN_PARITY_TEST=self.mark, TMPDIR=self.folder.name),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def ranks(self, count):
+        def all_there():
+            ranks = ranks_of(self.mark)
+            return ranks if len(ranks) == count else None
+
+        ranks = wait_for(all_there, 30, f"{count} ranks")
+        time.sleep(1.0)  # past MPI_Init, into the ring
+        return ranks
+
+    def assert_ends(self, process, within):
+        start = time.monotonic()
+        out, err = process.communicate(timeout=within)
+        self.assertLess(time.monotonic() - start, within)
+        wait_for(lambda: not ranks_of(self.mark), 5, "the ranks to be gone")
+        return out + err
+
+    def test_bc_073_bc_095_killing_one_rank_ends_the_job_and_names_it(self):
+        process = self.start(4, 60, "--inject=rank_never_answers")
+        os.kill(self.ranks(4)[2], signal.SIGKILL)
+
+        text = self.assert_ends(process, 20)
+
+        self.assertEqual(process.returncode, 4, text)
+        self.assertRegex(text, r"rank 2 \(pid \d+\) ended without a word: exited on signal 9")
+        self.assertEqual(text.count("rank 2 (pid"), 1)
+        self.assertEqual(self.report()["lanes"][-1]["status"], "failed")
+
+    def test_stopping_one_rank_ends_the_job_within_the_timeout(self):
+        # The last rank is the one that does not answer; stopped, it cannot even be asked to end.
+        process = self.start(3, 5, "--inject=rank_never_answers")
+        os.kill(self.ranks(3)[2], signal.SIGSTOP)
+
+        text = self.assert_ends(process, 5 + 15)
+
+        self.assertEqual(process.returncode, 4, text)
+        self.assertRegex(text, r"rank 2\b")
+
+    def test_stopping_mpirun_ends_the_job(self):
+        process = self.start(2, 3, "--inject=rank_never_answers")
+        ranks = self.ranks(2)
+        with open(f"/proc/{ranks[0]}/stat", encoding="utf-8") as file:
+            parent = int(file.read().rsplit(")", 1)[1].split()[1])
+        os.kill(parent, signal.SIGSTOP)
+
+        text = self.assert_ends(process, 3 + 20)
+
+        self.assertEqual(process.returncode, 4, text)
+        self.assertIn("mpirun has been stopped", text)
+
+    def test_signals_are_passed_on_and_nothing_is_left(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                process = self.start(2, 60, "--inject=rank_never_answers")
+                self.ranks(2)
+                process.send_signal(number)
+
+                text = self.assert_ends(process, 20)
+
+                self.assertEqual(process.returncode, -number, text)
+                self.assertNotIn("verdict: PASS", text)
+                left = [name for name in os.listdir(self.folder.name) if "cpattn-" in name]
+                self.assertEqual(left, [])
+
+    def test_ranks_do_not_outlive_a_launcher_that_is_killed(self):
+        process = self.start(2, 60, "--inject=rank_never_answers")
+        self.ranks(2)
+        process.kill()
+        process.communicate(timeout=20)
+
+        wait_for(lambda: not ranks_of(self.mark), 15, "the ranks to be gone")
+
+
+class MpiEnvironmentTest(ReportCase):
+    def test_bc_089_more_ranks_than_cores(self):
+        core = str(min(os.sched_getaffinity(0)))
+        result = execute(["taskset", "-c", core, PROGRAM, "parity", *SMALL, "--cp=1,4",
+                          f"--report={self.report_path}"])
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(self.report()["environment"]["cores"], "1")
+
+    def test_bc_090_root_with_neither_one_or_both_variables(self):
+        for one, both in ((None, None), ("1", None), ("1", "1")):
+            with self.subTest((one, both)):
+                result = self.parity(*SMALL, "--cp=1,2", OMPI_ALLOW_RUN_AS_ROOT=one,
+                                     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=both)
+
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                self.assertEqual([lane["cp"] for lane in self.report()["lanes"]], [1, 2])
+
+    def test_bc_094_long_messages_need_no_single_copy_and_are_checksummed(self):
+        result = self.parity("--cp=2", "--seq-len=4096", "--heads=4", "--kv-heads=4",
+                             "--reference-rows=16", "--verify-checksum=true")
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        for rank in self.report()["lanes"][-1]["ranks"]:
+            self.assertGreater(rank["bytes_sent"], 1 << 20)
+
+    def test_bc_101_a_size_that_cannot_run_is_not_evaluated(self):
+        result = self.parity(*SMALL, "--cp=1,2,4", PATH="/nonexistent")
+
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("1 passed, 0 failed, 2 not evaluated", result.stdout)
+        self.assertIn("install openmpi-bin", result.stdout)
+        self.assertEqual([lane["status"] for lane in self.report()["lanes"]],
+                         ["passed", "not evaluated", "not evaluated"])
+
+    def test_one_rank_needs_no_mpirun(self):
+        result = self.parity(*SMALL, "--cp=1", PATH="/nonexistent")
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(self.report()["lanes"][0]["transport"], "loopback")
+
+    def test_an_mpirun_that_fails_is_no_pass(self):
+        for script in ("exit 0", "echo there are not enough slots >&2; exit 1"):
+            with self.subTest(script), tempfile.TemporaryDirectory() as folder:
+                fake = os.path.join(folder, "mpirun")
+                with open(fake, "w", encoding="utf-8") as file:
+                    file.write(f"#!/bin/sh\n{script}\n")
+                os.chmod(fake, 0o755)
+                result = parity(*SMALL, "--cp=1,2", PATH=f"{folder}:/usr/bin:/bin")
+
+                self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+                self.assertIn("no rank started", result.stdout)
+
+
+class UnderMpirunTest(ReportCase):
+    def mpirun(self, *words):
+        return execute([*MPIRUN, *words])
+
+    def test_is_one_size_of_the_comparison(self):
+        result = self.mpirun("-n", "3", PROGRAM, "parity", *SMALL, "--mask=causal,full",
+                             f"--report={self.report_path}")
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual({lane["cp"] for lane in self.report()["lanes"]}, {3})
+        self.assertEqual(result.stdout.count("verdict:"), 1)
+
+    def test_a_difference_is_the_exit_code(self):
+        result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, "--inject=bit_flip")
+
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertIn("verdict: FAIL", result.stdout)
+
+    def test_bc_075_different_sharding_is_refused_on_all_ranks(self):
+        result = self.mpirun("-n", "1", PROGRAM, "parity", *SMALL, "--sharding=zigzag", ":",
+                             "-n", "1", PROGRAM, "parity", *SMALL, "--sharding=contiguous")
+
+        self.assert_refused_on_both(result, "sharding")
+
+    def test_bc_075_different_files_are_refused_on_all_ranks(self):
+        paths = []
+        for seed in (1, 2):
+            paths.append(os.path.join(self.folder.name, f"{seed}.yaml"))
+            with open(paths[-1], "w", encoding="utf-8") as file:
+                file.write(f"seed: {seed}\nseq_len: 100\n")
+        result = self.mpirun("-n", "1", PROGRAM, "parity", f"--config={paths[0]}", ":",
+                             "-n", "1", PROGRAM, "parity", f"--config={paths[1]}")
+
+        self.assert_refused_on_both(result, "seed")
+
+    def test_bc_075_another_size_than_was_started_is_refused(self):
+        path = os.path.join(self.folder.name, "four.yaml")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("cp: [4]\n")
+        for words in (["--cp=4"], [f"--config={path}"]):
+            with self.subTest(words):
+                result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, *words)
+
+                self.assert_refused_on_both(result, "mpirun started 2 ranks")
+
+    def assert_refused_on_both(self, result, what):
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertNotIn("verdict", result.stdout)
+        for rank in (0, 1):
+            self.assertRegex(result.stderr, rf"cpattn: error: rank {rank}: .*{re.escape(what)}")
+
+    def test_bc_076_variables_of_one_rank_change_nothing(self):
+        # The library reads no environment: nothing a rank exports can make it differ from its peers.
+        first = [word for flag in ("OMP_NUM_THREADS=3", "CPATTN_CHUNK_TOKENS=7", "CHUNK_TOKENS=7",
+                                   "TIMEOUT=0", "OMP_SCHEDULE=dynamic")
+                 for word in ("-x", flag)]
+        case_a = self.mpirun("-n", "1", PROGRAM, "parity", *SMALL,
+                             f"--report={self.report_path}", ":",
+                             "-n", "1", *first, PROGRAM, "parity", *SMALL)
+        self.assertEqual(case_a.returncode, 0, case_a.stdout + case_a.stderr)
+        with_variables = self.report()["lanes"]
+        case_b = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL,
+                             f"--report={self.report_path}")
+        self.assertEqual(case_b.returncode, 0, case_b.stdout + case_b.stderr)
+
+        for a, b in zip(with_variables, self.report()["lanes"], strict=True):
+            self.assertEqual(a["bit_mismatch"], 0)
+            self.assertEqual((a["rel_l2"], a["rel_l2_lse"], a["max_abs"]),
+                             (b["rel_l2"], b["rel_l2_lse"], b["max_abs"]))
+
+    def test_a_rank_that_never_answers_ends_the_job(self):
+        result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, "--inject=rank_never_answers")
+
+        self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, r"cpattn: error: rank 0: .*rank 1 .*3 s")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
