@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdlib>
 #include <limits>
+#include <map>
+#include <utility>
 
+#include "cp/zigzag.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
 
@@ -31,89 +32,64 @@ std::vector<Share> contiguous_shares(std::int64_t num_chunks, int parts) {
   return shares;
 }
 
-/// Work of chunks [begin, end) in units of chunk pairs: chunk c sees c + 1/2 chunks when causal.
-double chunk_work(const Run& run, MaskKind mask) {
-  const auto begin = static_cast<double>(run.begin), end = static_cast<double>(run.end);
-  return mask == MaskKind::causal ? (end * end - begin * begin) / 2.0 : end - begin;
-}
-
-double share_work(const Share& share, MaskKind mask) {
-  return chunk_work(share[0], mask) + chunk_work(share[1], mask);
-}
-
-double share_chunks(const Share& share) {
-  return static_cast<double>(share[0].end - share[0].begin + share[1].end - share[1].begin);
-}
-
-/// The front and back run of `left` that come nearest to the mean of what is left for `parts`
-/// ranks, in work and, weighted by `token_weight`, in chunks.
-Share outer_pair(const Run& left, std::int64_t base, int parts, MaskKind mask,
-                 double token_weight) {
-  const std::int64_t num_left = left.end - left.begin;
-  const double mean_chunks = static_cast<double>(num_left) / parts;
-  const double mean_work = chunk_work(left, mask) / parts;
-  double least = std::numeric_limits<double>::infinity();
-  Share choice{};
-  for (std::int64_t back = std::max<std::int64_t>(base - 1, 0); back <= base + 1; ++back) {
-    for (std::int64_t front = 0; front <= std::min(4 * base + 5, num_left - back); ++front) {
-      const Share share{Run{left.begin, left.begin + front}, Run{left.end - back, left.end}};
-      const double cost = std::abs(share_work(share, mask) - mean_work) / mean_work +
-                          token_weight * std::abs(share_chunks(share) - mean_chunks) / mean_chunks +
-                          1e-6 * static_cast<double>(std::abs(front - back));
-      if (cost < least) {
-        least = cost;
-        choice = share;
-      }
-    }
+/// The cuts of zigzag.h, for the queries of a document. A row costs something even if it sees
+/// nothing.
+std::vector<Share> zigzag_shares(const Document& document, int parts, const CpConfig& config) {
+  const std::int64_t num_chunks = ceil_div(document.q_tokens, config.chunk_tokens);
+  std::vector<std::int64_t> work_before{0};
+  for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const std::int64_t first = chunk * config.chunk_tokens;
+    const std::int64_t count = std::min(config.chunk_tokens, document.q_tokens - first);
+    work_before.push_back(work_before.back() + visible_pairs(document, config.mask, first, count) +
+                          count);
   }
-  return choice;
-}
-
-std::vector<Share> pair_from_outside(std::int64_t num_chunks, int parts, MaskKind mask,
-                                     double token_weight) {
   std::vector<Share> shares;
   Run left{0, num_chunks};
-  for (int p = 0; p + 1 < parts && left.begin < left.end; ++p) {
-    shares.push_back(outer_pair(left, num_chunks / (2 * parts), parts - p, mask, token_weight));
-    left = {shares.back()[0].end, shares.back()[1].begin};
+  for (const RunPair& pair : zigzag_pairs(work_before, parts)) {
+    const Run rest{left.begin + pair.front, left.end - pair.back};
+    shares.push_back({Run{left.begin, rest.begin}, Run{rest.end, left.end}});
+    left = rest;
   }
-  shares.push_back({left, Run{}});
-  shares.resize(static_cast<std::size_t>(parts));
   return shares;
 }
 
-/// 2P runs paired from the outside in; num_chunks a multiple of 2P is the classic zigzag of equal
-/// runs. Otherwise the lengths must give: chunks are kept even as long as that costs no more than 5
-/// % of balance of the work, and traded for it step by step after that (found by enumeration to
-/// suffice for 64 and more chunks on up to 8 ranks).
-std::vector<Share> zigzag_shares(std::int64_t num_chunks, int parts, MaskKind mask) {
-  constexpr double kGoodEnough = 1.05;
-  double least = std::numeric_limits<double>::infinity();
-  std::vector<Share> choice(static_cast<std::size_t>(parts));
-  if (num_chunks == 0) return choice;
-  const double mean = chunk_work({0, num_chunks}, mask) / parts;
-  for (const double token_weight : {1.0, 0.3, 0.1, 0.05}) {
-    const auto shares = pair_from_outside(num_chunks, parts, mask, token_weight);
-    double busiest = 0.0;
-    for (const Share& share : shares) busiest = std::max(busiest, share_work(share, mask));
-    if (busiest < least) {
-      least = busiest;
-      choice = shares;
-    }
-    if (least <= kGoodEnough * mean) break;
-  }
-  return choice;
-}
-
-std::vector<Share> shares_of(std::int64_t num_chunks, int parts, const CpConfig& config) {
+std::vector<Share> shares_of(const Document& document, int parts, const CpConfig& config) {
   switch (config.sharding) {
     case ShardingKind::contiguous:
-      return contiguous_shares(num_chunks, parts);
+      return contiguous_shares(ceil_div(document.q_tokens, config.chunk_tokens), parts);
     case ShardingKind::zigzag:
-      return zigzag_shares(num_chunks, parts, config.mask);
+      return zigzag_shares(document, parts, config);
   }
   return {};
 }
+
+/// How the queries and the keys of a document are cut.
+struct Cuts {
+  std::vector<Share> q;
+  std::vector<Share> kv;
+};
+
+/// Cuts every pair of lengths once: packs repeat them. Keys are cut as if they were the queries, so
+/// both fall together when there are as many.
+class Cutter {
+ public:
+  Cutter(int parts, const CpConfig& config) : parts_(parts), config_(config) {}
+
+  const Cuts& cuts_of(const Document& document) {
+    const auto [place, is_new] =
+        known_.try_emplace({document.q_tokens, document.kv_tokens}, Cuts{});
+    if (is_new) {
+      const Document keys{0, document.kv_tokens, 0, document.kv_tokens};
+      place->second = {shares_of(document, parts_, config_), shares_of(keys, parts_, config_)};
+    }
+    return place->second;
+  }
+
+ private:
+  int parts_;
+  const CpConfig& config_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Cuts> known_;
+};
 
 /// Cost of a share for the choice of the shift: its visible pairs, plus its tokens so that rows
 /// which see little still count.
@@ -190,12 +166,10 @@ Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int w
   Sharding sharding;
   sharding.shards.resize(static_cast<std::size_t>(world_size));
   std::vector<std::int64_t> loads(static_cast<std::size_t>(world_size), 0);
+  Cutter cutter(world_size, config);
   for (std::size_t d = 0; d < batch.documents.size(); ++d) {
     const Document& document = batch.documents[d];
-    const auto q_shares =
-        shares_of(ceil_div(document.q_tokens, config.chunk_tokens), world_size, config);
-    const auto kv_shares =
-        shares_of(ceil_div(document.kv_tokens, config.chunk_tokens), world_size, config);
+    const auto& [q_shares, kv_shares] = cutter.cuts_of(document);
     std::vector<std::int64_t> share_loads;
     for (const Share& share : q_shares) share_loads.push_back(share_load(document, share, config));
     const int shift = best_shift(loads, share_loads);
