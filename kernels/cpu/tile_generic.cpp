@@ -12,7 +12,11 @@
 #include "kernels/lse.h"
 
 #define CP_LANES 4
+#if defined(__ARM_NEON)
+#define CP_REGISTER_ROWS 8  // 32 registers
+#else
 #define CP_REGISTER_ROWS 4
+#endif
 #if defined(__x86_64__)
 #define CP_VECTOR_REGISTER "x"
 #else
