@@ -438,7 +438,7 @@ class UnderMpirunTest(ReportCase):
             self.assertRegex(result.stderr, rf"cpattn: error: rank {rank}: .*{re.escape(what)}")
 
     def test_bc_076_variables_of_one_rank_change_nothing(self):
-        # The library reads no environment: nothing a rank exports can make it differ from its peers.
+        # The library reads no environment: nothing a rank exports makes it differ from its peers.
         first = [word for flag in ("OMP_NUM_THREADS=3", "CPATTN_CHUNK_TOKENS=7", "CHUNK_TOKENS=7",
                                    "TIMEOUT=0", "OMP_SCHEDULE=dynamic")
                  for word in ("-x", flag)]
