@@ -156,7 +156,8 @@ TEST(RingExchange, APeerThatLeavesAfterOneHopIsNamedByItsNeighbour) {
   LoopbackWorld world(4, {.must_receive_all = false});
   std::string text;
   world.run([&](Communicator& comm) {
-    RingExchange exchange(comm, {8, 8, 8, 8}, {.timeout = Seconds(0.3)});
+    RingExchange exchange(comm, {8, 8, 8, 8}, {.timeout = Seconds(1)});
+    comm.barrier(soon(), "aligned");
     exchange.post();
     exchange.wait();
     if (comm.rank() == 1) return;
@@ -168,7 +169,7 @@ TEST(RingExchange, APeerThatLeavesAfterOneHopIsNamedByItsNeighbour) {
     });
     if (comm.rank() == 2) text = mine;
   });
-  EXPECT_EQ(text, "rank 2: step 1: nothing from rank 1 within 0.3 s (8 bytes expected)");
+  EXPECT_EQ(text, "rank 2: step 1: nothing from rank 1 within 1 s (8 bytes expected)");
 }
 
 TEST(RingExchange, AHeaderWithoutItsPayloadIsSaidSo) {
@@ -186,6 +187,7 @@ TEST(RingExchange, AHeaderWithoutItsPayloadIsSaidSo) {
     Communicator& used = comm.rank() == 0 ? swallowing : comm;
     RingExchange exchange(used, {10, 20}, {.timeout = Seconds(0.3)});
     exchange.post();
+    comm.barrier(soon(), "posted");
     if (comm.rank() == 1) text = text_thrown_by<CommError>([&] { exchange.wait(); });
     comm.barrier(soon(), "seen");
   });
