@@ -6,8 +6,8 @@
 // Each element of S, O, m, l has one accumulation order (d ascending; keys ascending; a rescale
 // after every kKeyTile keys of the chunk), whatever NQ, the register tile or the rows beside it.
 // Registers: 3 x 8 (AVX-512) or 3 x 4 accumulators plus NQ + 1 operands. A masked key has p = 0
-// exactly and changes no bit. Source: FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax
-// of Milakov and Gimelshein (2018).
+// exactly and changes no bit (add_visible_values sees to infinite and NaN values). Source:
+// FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax of Milakov and Gimelshein (2018).
 
 constexpr std::int64_t kLd = kQueryTile;  // row stride of all tile arrays
 constexpr int kGroupVectors = 3;
@@ -169,6 +169,56 @@ __attribute__((noinline)) void add_values(const float* weights, const float* v,
   }
 }
 
+/// Whether any number in these rows of V is infinite or NaN.
+template <Engine E>
+__attribute__((noinline)) bool has_special_values(const float* v, std::int64_t panel_stride,
+                                                  std::int64_t value_dim, std::int64_t first_row,
+                                                  std::int64_t num_rows) {
+  constexpr std::uint32_t kExponent = E == Engine::f32 ? 0x7f800000u : 0x7f80u;
+  std::uint32_t found = 0;
+  for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+    for (std::int64_t i = first_row * kPanel; i < num_rows * kPanel; ++i) {
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(v[i]);
+      found |= (bits & kExponent) == kExponent;
+      if constexpr (E == Engine::bf16_pair) found |= ((bits >> 16) & kExponent) == kExponent;
+    }
+    v += panel_stride;
+  }
+  return found != 0;
+}
+
+/// add_values where a key that a row does not see is left out, not multiplied by its weight of 0: 0
+/// times NaN is not 0. The same bits for the same visible keys.
+template <Engine E, int NQ>
+__attribute__((noinline)) void add_visible_values(const float* weights, const float* v,
+                                                  std::int64_t panel_stride, std::int64_t value_dim,
+                                                  std::int64_t num_rows, const F* alpha,
+                                                  bool is_first, std::int64_t first_key,
+                                                  const F* limit, float* o) {
+  for (std::int64_t d = 0; d < value_dim; ++d) {
+    const float* column = v + d / kPanel * panel_stride + d % kPanel;
+    for (int j = 0; j < NQ; ++j) {
+      float* place = o + d * kLd + j * kLanes;
+      F sum = is_first ? F{} : load(place) * alpha[j];
+      for (std::int64_t row = 0; row < num_rows; ++row) {
+        const F weight = load(weights + row * kLd + j * kLanes);
+        const float value = column[row * kPanel];
+        if constexpr (E == Engine::f32) {
+          const F key = broadcast(static_cast<float>(first_key + row));
+          sum = select_less(key, limit[j], mac<E>(weight, broadcast(value), sum), sum);
+        } else {
+          const float low = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0xffffu);
+          const F key = broadcast(static_cast<float>(first_key + 2 * row));
+          const F one = select_less(key, limit[j], mac<E>(weight, broadcast(low), sum), sum);
+          const F both = mac<E>(weight, broadcast(value), sum);
+          sum = select_less(key + broadcast(1.0f), limit[j], both, one);
+        }
+      }
+      store(place, sum);
+    }
+  }
+}
+
 /// One group's view of a state.
 struct GroupState {
   float* m;
@@ -224,9 +274,18 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps,
       l[j] = l[j] * alpha[j];
     }
     weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, l);
-    add_values<E, NQ>(scores, block.v + first / kKeysPerRow * kPanel, block.v_panel_stride,
-                      value_dim, (num_keys + kKeysPerRow - 1) / kKeysPerRow, alpha,
-                      is_fresh && first == 0, state.o);
+    const float* v = block.v + first / kKeysPerRow * kPanel;
+    const std::int64_t num_rows = (num_keys + kKeysPerRow - 1) / kKeysPerRow;
+    const bool is_first = is_fresh && first == 0;
+    const std::int64_t seen_by_all = min_limit > first ? (min_limit - first) / kKeysPerRow : 0;
+    if (seen_by_all < num_rows &&
+        has_special_values<E>(v, block.v_panel_stride, value_dim, seen_by_all, num_rows)) {
+      add_visible_values<E, NQ>(scores, v, block.v_panel_stride, value_dim, num_rows, alpha,
+                                is_first, first, limit, state.o);
+    } else {
+      add_values<E, NQ>(scores, v, block.v_panel_stride, value_dim, num_rows, alpha, is_first,
+                        state.o);
+    }
     progress();
   }
   for (int j = 0; j < NQ; ++j) {

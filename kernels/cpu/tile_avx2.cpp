@@ -1,5 +1,6 @@
 // The tile kernels compiled for AVX2 + FMA + F16C.
 #include <immintrin.h>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

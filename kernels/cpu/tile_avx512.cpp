@@ -1,5 +1,6 @@
 // The tile kernels compiled for AVX-512 (F, BW, VL, DQ).
 #include <immintrin.h>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

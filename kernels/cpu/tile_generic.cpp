@@ -3,6 +3,7 @@
 #if defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

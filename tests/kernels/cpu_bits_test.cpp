@@ -233,8 +233,8 @@ TEST(CpuBits, HiddenKeysAndValuesAreNotUsedAsNumbers) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended clean = run_one_block(table, problem);
-    for (const float poison : {6e4f, -6e4f})
-      for (const std::int64_t key : {210, 255, 256, 299}) {
+    for (const float poison : {kNan, kInf, -kInf, 6e4f})
+      for (const std::int64_t key : {210, 211, 255, 256, 299}) {
         AttentionCase poisoned = problem;
         poisoned.k.set(key, 0, 2, poison);
         poisoned.v.set(key, 0, 5, poison);
