@@ -11,6 +11,9 @@
 #include <string>
 #include <utility>
 
+#include "launch/plan_json.h"
+#include "launch/plan_summary.h"
+#include "launch/plan_text.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -43,28 +46,78 @@ RunConfig small_case() {
   return config;
 }
 
-void expect_golden(std::string text, const std::string& path) {
-  const std::string name(available_kernels().front()->name);
-  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at)) {
-    text.replace(at, name.size(), "cpu/generic");
-    at += std::string("cpu/generic").size();
-  }
-  std::ifstream file(path);
-  std::ostringstream golden;
-  golden << file.rdbuf();
+/// Kernels of made-up sizes: the golden plan depends on no machine and on no kernel's scratch area.
+KernelTable golden_kernels() {
+  KernelTable table = *available_kernels().front();
+  table.name = "cpu/golden";
+  table.numerics = [](DType) -> std::string_view { return "golden-arithmetic"; };
+  table.packed_kv_bytes = [](const KernelProblem& problem, std::int64_t num_keys) {
+    const AttentionShape& shape = problem.shape;
+    return static_cast<std::size_t>(num_keys * shape.num_kv_heads *
+                                    (shape.head_dim + shape.value_dim)) *
+           size_of(problem.dtype);
+  };
+  table.carried_slot_bytes = [](const KernelProblem& problem) {
+    return static_cast<std::size_t>(problem.max_chunk_rows * problem.shape.num_heads *
+                                    (problem.shape.value_dim + 2)) *
+           sizeof(float);
+  };
+  table.workspace_bytes = [](const KernelProblem&, const StepLimits&) { return std::size_t{4096}; };
+  return table;
+}
 
-  EXPECT_EQ(text, golden.str()) << "if the new plan is right: build/bin/cpattn plan --seq-len 40 "
-                                   "--chunk-tokens 8 --cp 3 --heads 2 --kv-heads 1 --head-dim 16 "
-                                   "--threads 1 --isa generic [--json] > "
-                                << path;
+PlanSummary golden_summary(const KernelTable& kernels) {
+  const RunConfig config = small_case();
+  const LaneConfig lane = lanes_of(config).front();
+  const auto input = std::move(open_inputs(config).front());
+  return summarize_plan(problem_of(config, lane, input->info()), cp_config_of(config, lane),
+                        kernels, input->info().name, 3, std::nullopt);
+}
+
+/// Compares by lines, so that a failure shows the first difference and not two whole files.
+void expect_golden(const std::string& text, const std::string& name) {
+  const std::string actual_path = testing::TempDir() + name;
+  const std::string golden_path = "tests/goldens/" + name;
+  std::ofstream(actual_path) << text;
+  std::ifstream golden(golden_path);
+  ASSERT_TRUE(golden.is_open()) << golden_path;
+  std::istringstream actual(text);
+  std::string expected_line;
+  std::string line;
+  for (int number = 1;; ++number) {
+    const bool has_expected = static_cast<bool>(std::getline(golden, expected_line));
+    const bool has_line = static_cast<bool>(std::getline(actual, line));
+    ASSERT_EQ(has_line, has_expected) << golden_path << ":" << number << ": one text is longer";
+    if (!has_line) return;
+    ASSERT_EQ(line, expected_line) << golden_path << ":" << number << "\nif the new plan is right: "
+                                   << "cp " << actual_path << " " << golden_path;
+  }
 }
 
 TEST(PlanCommand, GoldenText) {
-  expect_golden(printed(small_case(), {}), "tests/goldens/plan_zigzag_causal_cp3.txt");
+  const KernelTable kernels = golden_kernels();
+
+  expect_golden(plan_text(golden_summary(kernels)), "plan_zigzag_causal_cp3.txt");
 }
 
 TEST(PlanCommand, GoldenJson) {
-  expect_golden(printed(small_case(), {{"json", ""}}), "tests/goldens/plan_zigzag_causal_cp3.json");
+  const KernelTable kernels = golden_kernels();
+
+  expect_golden(plan_json(std::vector{golden_summary(kernels)}), "plan_zigzag_causal_cp3.json");
+}
+
+TEST(PlanCommand, PrintsTheSummaryOfEveryLaneAndSize) {
+  RunConfig config = small_case();
+  config.cp = {1, 3};
+  config.mask = {MaskKind::full, MaskKind::causal};
+
+  const std::string text = printed(config, {});
+
+  for (const char* head :
+       {"plan     cp 1, full, ", "plan     cp 3, full, ", "plan     cp 1, causal",
+        "plan     cp 3, causal", "result   bitwise across CP sizes"}) {
+    EXPECT_NE(text.find(head), std::string::npos) << head;
+  }
 }
 
 TEST(PlanCommand, EveryVisibleChunkPairIsPlannedOnceAndSendsMatchReceives) {
