@@ -30,11 +30,12 @@ struct CpuBackend {
     return cpu::workspace_bytes(problem, Get(), limits);
   }
   static void forward(const ForwardArgs& args) { cpu::forward(args, Get()); }
+  static double burn(DType dtype, std::int64_t rounds) { return Get().burn(engine(dtype), rounds); }
 
   static constexpr KernelTable table(std::string_view name, Isa isa) {
     return {
-        name,   isa, numerics, packed_kv_bytes, pack_kv, cpu::carried_slot_bytes, workspace_bytes,
-        forward};
+        name,    isa, numerics, packed_kv_bytes, pack_kv, cpu::carried_slot_bytes, workspace_bytes,
+        forward, burn};
   }
 };
 

@@ -60,6 +60,10 @@ struct KernelTable {
   /// Cost     2 * pairs * Hq * (D + Dv) flop.
   /// Source   FlashAttention-2 (Dao 2023); online softmax (Milakov, Gimelshein 2018).
   void (*forward)(const ForwardArgs& args) = nullptr;
+
+  /// Register-only multiply-accumulates of the kind forward() uses for this dtype, on the calling
+  /// thread: flops done in `rounds` rounds. For measuring the peak rate.
+  double (*burn)(DType dtype, std::int64_t rounds) = nullptr;
 };
 
 /// Kernels this build and this machine can run, best last.

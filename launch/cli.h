@@ -59,8 +59,9 @@ constexpr unsigned operator|(unsigned a, FieldGroup b) { return a | static_cast<
 inline constexpr unsigned kNoKnobs = 0;
 inline constexpr unsigned kProblemKnobs = FieldGroup::lanes | FieldGroup::ring |
                                           FieldGroup::kernels | FieldGroup::file |
-                                          FieldGroup::synthetic;
+                                          FieldGroup::synthetic | FieldGroup::heads;
 inline constexpr unsigned kAllKnobs = kProblemKnobs | FieldGroup::parity;
+inline constexpr unsigned kBenchKnobs = FieldGroup::heads | FieldGroup::bench;
 
 struct Subcommand {
   std::string_view name;

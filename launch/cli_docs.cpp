@@ -27,7 +27,10 @@ constexpr std::array kSections{
             "inputs are refused."},
     Section{FieldGroup::synthetic, "Synthetic inputs",
             "Used when `tensors` is not given. `cu_seqlens` replaces `seq_len` and `kv_len`."},
+    Section{FieldGroup::heads, "Heads of synthetic inputs", "Refused beside `tensors`, too."},
     Section{FieldGroup::parity, "Comparison and reports", "Flags of `cpattn parity` only."},
+    Section{FieldGroup::bench, "Benchmark",
+            "Flags of `cpattn bench` only; every combination is measured."},
 };
 
 constexpr std::string_view kIntroduction =

@@ -33,6 +33,10 @@ std::string_view heading(FieldGroup group) {
       return "Synthetic inputs";
     case FieldGroup::parity:
       return "Comparison and reports";
+    case FieldGroup::heads:
+      return "Heads";
+    case FieldGroup::bench:
+      return "Benchmark (lists; every combination is measured)";
   }
   return "?";
 }
@@ -61,8 +65,9 @@ std::string described(const RunField& field, const T& value) {
   return fmt::format("{}{} (default: {})", field.help, what, default_text);
 }
 
-constexpr std::array kGroups{FieldGroup::lanes, FieldGroup::ring,      FieldGroup::kernels,
-                             FieldGroup::file,  FieldGroup::synthetic, FieldGroup::parity};
+constexpr std::array kGroups{FieldGroup::lanes,  FieldGroup::ring,      FieldGroup::kernels,
+                             FieldGroup::file,   FieldGroup::synthetic, FieldGroup::heads,
+                             FieldGroup::parity, FieldGroup::bench};
 constexpr unsigned kHelpColumns = 100;
 
 void add_option(po::options_description& options, const std::string& flag,

@@ -33,7 +33,9 @@ std::string_view why_without_effect(const RunConfig& config, std::string_view ke
   if (!config.tensors.empty()) {
     bool is_synthetic = false;
     for_each_run_field(config, [&](const RunField& field, const auto&) {
-      is_synthetic |= field.name == key && field.group == FieldGroup::synthetic;
+      const bool is_of_synthetic =
+          field.group == FieldGroup::synthetic || field.group == FieldGroup::heads;
+      is_synthetic |= field.name == key && is_of_synthetic;
     });
     return is_synthetic ? "the file that tensors names decides" : "";
   }

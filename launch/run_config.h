@@ -19,6 +19,18 @@
 
 namespace cpattn {
 
+/// What `bench` measures.
+enum class BenchSuite {
+  kernels,  ///< one rank: rate of the kernels against the peak of the machine and a peer
+  ring,     ///< several ranks: time against one rank, exposed transfer, cost of the schedule
+};
+
+template <>
+struct EnumNames<BenchSuite> {
+  static constexpr std::array kValues{NamedValue<BenchSuite>{BenchSuite::kernels, "kernels"},
+                                      NamedValue<BenchSuite>{BenchSuite::ring, "ring"}};
+};
+
 /// Knobs that take a list make one lane per combination.
 struct RunConfig {
   // lanes
@@ -51,6 +63,15 @@ struct RunConfig {
       0;  ///< rows compared with the double reference; 0: as many as fit the work budget
   std::string report;  ///< JSON path
   std::string junit;   ///< JUnit XML path
+  // bench; empty lists and 0: the suite's own choice
+  BenchSuite suite = BenchSuite::kernels;
+  std::vector<Isa> isas;
+  std::vector<DType> dtypes;
+  std::vector<MaskKind> masks;
+  std::vector<std::int64_t> head_dims;
+  std::vector<std::int64_t> seq_lens;
+  std::vector<std::int64_t> thread_counts;
+  std::int64_t repetitions = 0;
 };
 
 /// What a knob is about; a subcommand accepts the groups it can honour.
@@ -61,6 +82,8 @@ enum class FieldGroup : unsigned {
   file = 8,        ///< inputs from a tensor file
   synthetic = 16,  ///< inputs made from a seed
   parity = 32,     ///< what parity compares and reports
+  heads = 64,      ///< how many heads synthetic inputs have
+  bench = 128,     ///< what bench sweeps
 };
 
 /// What a text value may be.
@@ -127,8 +150,9 @@ void for_each_synthetic_field(Config& config, Visitor&& visit) {
                  TextRule::any,
                  "as cu_seqlens"},
         config.cu_seqlens_kv);
-  visit(RunField{{"heads", "query heads, a multiple of kv_heads", 1, 4096}, group}, config.heads);
-  visit(RunField{{"kv_heads", "key and value heads", 1, 4096}, group}, config.kv_heads);
+  visit(RunField{{"heads", "query heads, a multiple of kv_heads", 1, 4096}, FieldGroup::heads},
+        config.heads);
+  visit(RunField{{"kv_heads", "key and value heads", 1, 4096}, FieldGroup::heads}, config.kv_heads);
   visit(RunField{{"head_dim", "channels of a query and key head", 1, kMaxHeadDim}, group},
         config.head_dim);
   visit(RunField{{"value_dim", "channels of a value head", 1, kMaxHeadDim},
@@ -136,6 +160,30 @@ void for_each_synthetic_field(Config& config, Visitor&& visit) {
                  TextRule::any,
                  "as head_dim"},
         config.value_dim);
+}
+
+/// What bench sweeps; none of it changes a result.
+template <class Config, class Visitor>
+void for_each_bench_field(Config& config, Visitor&& visit) {
+  const auto field = [](std::string_view name, std::string_view help, double min, double max,
+                        std::string_view unset) {
+    return RunField{{name, help, min, max, Scope::local}, FieldGroup::bench, TextRule::any, unset};
+  };
+  visit(field("suite", "what is measured", 0, 0, "kernels"), config.suite);
+  visit(field("isas", "instruction sets", 0, 0, "kernels: all this machine has; ring: the best"),
+        config.isas);
+  visit(field("dtypes", "element types", 0, 0, "kernels: f32,bf16; ring: f32"), config.dtypes);
+  visit(field("masks", "masks", 0, 0, "kernels: full,causal; ring: causal"), config.masks);
+  visit(field("head_dims", "head sizes", 1, kMaxHeadDim, "kernels: 64,128; ring: 128"),
+        config.head_dims);
+  visit(field("seq_lens", "tokens of the sequence", 1, 16777216, "kernels: 512,2048; ring: 8192"),
+        config.seq_lens);
+  visit(field("thread_counts", "threads of a rank", 1, 4096,
+              "kernels: 1 and all cores; ring: the cores divided among the ranks"),
+        config.thread_counts);
+  visit(field("repetitions", "measurements of which the median is taken", 1, 1000,
+              "kernels: 9; ring: 5"),
+        config.repetitions);
 }
 
 }  // namespace detail
@@ -198,6 +246,7 @@ void for_each_run_field(Config& config, Visitor&& visit) {
                  TextRule::any,
                  "none"},
         config.junit);
+  detail::for_each_bench_field(config, visit);
 }
 
 /// Whether a knob has its default value.

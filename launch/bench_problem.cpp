@@ -1,0 +1,81 @@
+#include "launch/bench_problem.h"
+
+#include <array>
+#include <cmath>
+
+#include "src/base/dtype.h"
+
+namespace cpattn {
+namespace {
+
+/// Unit variance, uniform: attention weights stay flat, so no work is skipped and none is special.
+void fill(const AnyTensor& tensor, std::uint64_t seed) {
+  const float width = std::sqrt(12.0f);
+  const std::int64_t count = tensor.shape[0] * tensor.shape[1] * tensor.shape[2];
+  std::uint64_t state = seed * 2 + 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    state ^= state << 13;  // xorshift64 (Marsaglia 2003)
+    state ^= state >> 7;
+    state ^= state << 17;
+    const float unit = static_cast<float>(state >> 40) * 0x1p-24f;
+    store_from_float(tensor.data, tensor.dtype, i, (unit - 0.5f) * width);
+  }
+}
+
+}  // namespace
+
+double BenchProblem::useful_flop() const {
+  const auto tokens = static_cast<double>(seq_len);
+  const double all = 4.0 * tokens * tokens * static_cast<double>(head_dim * heads);
+  return mask == MaskKind::causal ? all / 2.0 : all;
+}
+
+Problem BenchProblem::problem() const {
+  Problem result;
+  result.shape.num_heads = heads;
+  result.shape.num_kv_heads = kv_heads;
+  result.shape.head_dim = head_dim;
+  result.shape.value_dim = head_dim;
+  result.shape.softmax_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  result.batch = batch_of_one(seq_len, seq_len);
+  result.dtype = dtype;
+  result.out_dtype = DType::f32;
+  return result;
+}
+
+std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSweep& choice) {
+  std::vector<BenchProblem> problems;
+  for (const DType dtype : or_choice(config.dtypes, choice.dtypes)) {
+    for (const std::int64_t head_dim : or_choice(config.head_dims, choice.head_dims)) {
+      for (const std::int64_t seq_len : or_choice(config.seq_lens, choice.seq_lens)) {
+        for (const MaskKind mask : or_choice(config.masks, choice.masks)) {
+          problems.push_back({dtype, mask, head_dim, seq_len, config.heads, config.kv_heads});
+        }
+      }
+    }
+  }
+  return problems;
+}
+
+BenchTensors::BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows,
+                           int rank) {
+  std::uint64_t seed = static_cast<std::uint64_t>(rank) * 4;
+  const auto make = [&](Buffer& memory, DType dtype, std::int64_t rows, std::int64_t heads) {
+    memory = Buffer(static_cast<std::size_t>(rows * heads * problem.head_dim) * size_of(dtype));
+    const AnyTensor tensor = contiguous_tensor(static_cast<void*>(memory.data()), dtype,
+                                               {rows, heads, problem.head_dim});
+    fill(tensor, ++seed);
+    return tensor;
+  };
+  tensors_.q = make(memory_[0], problem.dtype, q_rows, problem.heads);
+  tensors_.k = make(memory_[1], problem.dtype, kv_rows, problem.kv_heads);
+  tensors_.v = make(memory_[2], problem.dtype, kv_rows, problem.kv_heads);
+  tensors_.out = make(memory_[3], DType::f32, q_rows, problem.heads);
+  memory_[4] = Buffer(static_cast<std::size_t>(q_rows * problem.heads) * sizeof(float));
+  tensors_.lse =
+      contiguous_view(memory_[4].as<float>(), std::array<std::int64_t, 2>{q_rows, problem.heads});
+}
+
+ForwardTensors BenchTensors::tensors() const { return tensors_; }
+
+}  // namespace cpattn

@@ -1,0 +1,72 @@
+// One attention problem of bench: what is computed, the tensors of one rank, and the flops that
+// count.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cp/plan.h"
+#include "cp/ring_attention.h"
+#include "launch/run_config.h"
+#include "src/device/memory.h"
+
+namespace cpattn {
+
+/// One document; causal problems count half the pairs.
+struct BenchProblem {
+  DType dtype = DType::f32;
+  MaskKind mask = MaskKind::causal;
+  std::int64_t head_dim = 64;
+  std::int64_t seq_len = 0;
+  std::int64_t heads = 8;
+  std::int64_t kv_heads = 8;
+
+  /// 4 S S D Hq, half of it for causal.
+  double useful_flop() const;
+  Problem problem() const;
+};
+
+/// Every combination of the lists, empty ones replaced by `choice`'s.
+struct BenchSweep {
+  std::vector<DType> dtypes;
+  std::vector<MaskKind> masks;
+  std::vector<std::int64_t> head_dims;
+  std::vector<std::int64_t> seq_lens;
+};
+std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSweep& choice);
+
+/// The list, or `choice` when it is empty.
+template <class T>
+std::vector<T> or_choice(const std::vector<T>& list, const std::vector<T>& choice) {
+  return list.empty() ? choice : list;
+}
+
+/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard.
+class BenchTensors {
+ public:
+  BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows, int rank);
+  ForwardTensors tensors() const;
+
+ private:
+  Buffer memory_[5];
+  ForwardTensors tensors_;
+};
+
+/// A plan and its memory on a communicator.
+class BenchAttention {
+ public:
+  /// Collective.
+  BenchAttention(const BenchProblem& problem, const CpConfig& config, const KernelTable& kernels,
+                 Communicator& comm)
+      : plan_(problem.problem(), config, kernels, comm.rank(), comm.size()), ring_(plan_, comm) {}
+
+  const Plan& plan() const { return plan_; }
+  RingAttention& ring() { return ring_; }
+
+ private:
+  Plan plan_;
+  RingAttention ring_;
+};
+
+}  // namespace cpattn
