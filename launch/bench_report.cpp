@@ -146,7 +146,7 @@ BenchRun describe_run(std::string suite, std::string command) {
 }
 
 std::string run_text(const BenchRun& run) {
-  std::string text = fmt::format("{}\n{}, {} cores, {}, load {:.2f}\n", run.command, run.cpu,
+  std::string text = fmt::format("{}\n{}, cores: {}, {}, load {:.2f}\n", run.command, run.cpu,
                                  run.cores, run.date, run.load_before);
   if (!run.peer.empty()) text += "peer: " + run.peer + "\n";
   return text;

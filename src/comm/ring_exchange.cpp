@@ -221,7 +221,16 @@ void RingExchange::verify_payload() const {
 }
 
 void RingExchange::poll() noexcept {
+  constexpr std::chrono::microseconds kPause{50};
   if (!hop_->is_active || failure_ || hop_->is_done()) return;
+  const Clock::time_point now = Clock::now();
+  if (now < next_poll_) return;
+  next_poll_ = now + kPause;
+  try_progress();
+}
+
+void RingExchange::try_progress() noexcept {
+  if (failure_ || hop_->is_done()) return;
   try {
     progress();
   } catch (...) {
@@ -236,14 +245,14 @@ void RingExchange::wait() {
 
   const Clock::time_point started = Clock::now();
   const Clock::time_point deadline = deadline_after(options_.timeout);
-  poll();
+  try_progress();
   while (!failure_ && !hop_->is_done()) {
     if (Clock::now() >= deadline) {
       failure_ = std::make_exception_ptr(CommError(describe_late()));
       break;
     }
     std::this_thread::yield();
-    poll();
+    try_progress();
   }
   stats_.exposed_seconds += Seconds(Clock::now() - started).count();
   if (failure_) std::rethrow_exception(failure_);

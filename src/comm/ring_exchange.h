@@ -58,8 +58,9 @@ class RingExchange {
 
   /// Starts the hop out of this step. Misuse (two posts without a wait) is an InternalError.
   void post();
-  /// Lets the transport make progress; call it every 50 to 200 us while computing. Never throws: an
-  /// error is kept and thrown by wait().
+  /// Lets the transport make progress; call it at least every 50 to 200 us while computing. Cheap
+  /// when called more often: it looks at the clock and acts every 50 us. Never throws: an error is
+  /// kept and thrown by wait().
   void poll() noexcept;
   /// Ends the hop: blocks until both directions are done, verifies the header, swaps the slots.
   /// CommError at the deadline, on a length, owner or checksum mismatch, and for errors kept by
@@ -78,6 +79,7 @@ class RingExchange {
   int owner_at(int step) const;
   void post_messages();
   void progress();
+  void try_progress() noexcept;
   void verify_header();
   void verify_payload() const;
   std::string describe_late() const;
@@ -90,6 +92,7 @@ class RingExchange {
   Buffer headers_;  // outgoing, incoming
   int current_slot_ = 0;
   int step_ = 0;
+  Clock::time_point next_poll_{};
   std::unique_ptr<Hop> hop_;            // what is in flight; always allocated
   std::uint64_t current_checksum_ = 0;  // of the span in the current slot, as its owner computed it
   std::exception_ptr failure_;

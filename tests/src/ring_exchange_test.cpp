@@ -247,6 +247,22 @@ TEST(RingExchange, PollingAloneCompletesAHop) {
   }
 }
 
+TEST(RingExchange, PollingTooOftenCostsOnlyALookAtTheClock) {
+  LoopbackWorld world(2);
+  world.run([](Communicator& inner) {
+    WatchingComm comm(inner);
+    RingExchange exchange(comm, {100, 100}, {});
+    exchange.post();
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < 10000; ++i) exchange.poll();
+    const Seconds elapsed = Clock::now() - start;
+
+    // Four messages, looked at every 50 us at most, and once to begin with.
+    EXPECT_LE(comm.num_tests, 4 * (elapsed / Seconds(50e-6) + 1));
+    exchange.wait();
+  });
+}
+
 TEST(RingExchange, MisuseIsAnInternalError) {
   LoopbackWorld world(2, {.must_receive_all = false});
   world.run([](Communicator& comm) {
