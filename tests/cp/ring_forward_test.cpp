@@ -33,19 +33,17 @@ std::string describe(const AttentionCase& problem, int world_size) {
                                 ", shuffle ", c.shuffle_arrival, ", P = ", world_size);
 }
 
-/// Every CP size and sharding against P = 1; f32 also in a shuffled order (which waits, on
-/// purpose).
+/// CP sizes and shardings against P = 1; some also in a shuffled order (which waits, on purpose).
 void expect_one_answer(AttentionCase problem, std::initializer_list<int> world_sizes,
                        const KernelTable& kernels = default_kernels()) {
-  const std::vector<std::int64_t> seeds =
-      problem.dtype == DType::f32 ? std::vector<std::int64_t>{0, 3} : std::vector<std::int64_t>{0};
   const Attended expected = attend(problem, 1, {.kernels = &kernels});
   EXPECT_TRUE(
       near_reference(problem, expected, error_model(kernels, problem.dtype, problem.out_dtype)))
       << describe(problem, 1);
   for (const int world_size : world_sizes)
     for (const ShardingKind sharding : kShardings)
-      for (const std::int64_t shuffle : seeds) {
+      for (const std::int64_t shuffle : {0, 3}) {
+        if (shuffle != 0 && (problem.dtype != DType::f32 || world_size % 2 == 0)) continue;
         problem.config.sharding = sharding;
         problem.config.shuffle_arrival = shuffle;
         EXPECT_TRUE(same(attend(problem, world_size, {.kernels = &kernels}), expected))
@@ -57,12 +55,15 @@ TEST(RingForward, SmallPacksHaveOneAnswer) {
   const AttentionShape shape = make_shape(4, 2, 12, 9);
   for (const NamedBatch& named : small_batches()) {
     SCOPED_TRACE(named.name);
-    for (const DType dtype : kDTypes)
-      for (const MaskKind mask : kMasks)
-        for (const std::int64_t chunk_tokens : {5, 16})
-          expect_one_answer(
-              make_random_case(shape, named.batch, test_config(mask, chunk_tokens), dtype, 1),
-              {2, 3, 4, 7, 8});
+    for (const MaskKind mask : kMasks)
+      for (const std::int64_t chunk_tokens : {5, 16}) {
+        const CpConfig config = test_config(mask, chunk_tokens);
+        expect_one_answer(make_random_case(shape, named.batch, config, DType::f32, 1),
+                          {2, 3, 4, 7, 8});
+        // The ring carries bytes: the types differ in the kernels, not in who works on what.
+        for (const DType dtype : {DType::f16, DType::bf16})
+          expect_one_answer(make_random_case(shape, named.batch, config, dtype, 1), {3, 8});
+      }
   }
 }
 
