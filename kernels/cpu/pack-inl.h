@@ -61,18 +61,6 @@ void pack_key_panel(const std::byte* from, std::int64_t row_bytes, std::int64_t 
   }
 }
 
-template <class Element>
-void pack_keys(const PackJob& job, std::int64_t stored) {
-  const std::int64_t steps = steps_of(job.engine, job.head_dim);
-  auto* to = reinterpret_cast<Element*>(job.packed_k);
-  for (std::int64_t key = 0; key < job.num_keys; key += kPanel) {
-    const std::int64_t keys = job.num_keys - key < kPanel ? job.num_keys - key : kPanel;
-    pack_key_panel<Element>(job.k + key * job.k_row_bytes, job.k_row_bytes, keys, steps, stored,
-                            to);
-    to += steps * kPanel;
-  }
-}
-
 /// `channels` <= 8 elements of a row, zeros behind them.
 template <class Element>
 CP_INLINE typename Eight<Element>::V load_eight(const std::byte* from, std::int64_t channels) {
@@ -85,49 +73,72 @@ CP_INLINE typename Eight<Element>::V load_eight(const std::byte* from, std::int6
   return v;
 }
 
+/// `keys` <= 8 rows of v into their places in all panels of one head.
 template <class Element>
-void pack_values(const PackJob& job) {
-  auto* to = reinterpret_cast<Element*>(job.packed_v);
-  for (std::int64_t d = 0; d < job.value_dim; d += kPanel) {
-    const std::byte* from = job.v + d * static_cast<std::int64_t>(sizeof(Element));
-    for (std::int64_t key = 0; key < job.num_keys; ++key) {
-      const auto v = load_eight<Element>(from + key * job.v_row_bytes, job.value_dim - d);
-      std::memcpy(to, &v, sizeof(v));
-      to += kPanel;
+void pack_value_rows(const std::byte* from, std::int64_t row_bytes, std::int64_t keys,
+                     std::int64_t value_dim, std::int64_t panel_stride, Element* to) {
+  for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const std::byte* place =
+          from + key * row_bytes + d * static_cast<std::int64_t>(sizeof(Element));
+      const auto v = load_eight<Element>(place, value_dim - d);
+      std::memcpy(to + key * kPanel, &v, sizeof(v));
     }
+    to += panel_stride;
   }
 }
 
-/// Rows of two keys, element by element side by side.
-void pack_value_pairs(const PackJob& job) {
+/// The same for pairs: rows of two keys, element by element side by side.
+void pack_value_pairs(const std::byte* from, std::int64_t row_bytes, std::int64_t keys,
+                      std::int64_t value_dim, std::int64_t panel_stride, std::uint16_t* to) {
   using V = Eight<std::uint16_t>::V;
-  auto* to = reinterpret_cast<std::uint16_t*>(job.packed_v);
-  for (std::int64_t d = 0; d < job.value_dim; d += kPanel) {
-    const std::byte* from = job.v + d * 2;
-    for (std::int64_t key = 0; key < job.num_keys; key += 2) {
-      const V a = load_eight<std::uint16_t>(from + key * job.v_row_bytes, job.value_dim - d);
+  for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+    for (std::int64_t key = 0; key < keys; key += 2) {
+      const std::byte* place = from + key * row_bytes + d * 2;
+      const V a = load_eight<std::uint16_t>(place, value_dim - d);
       const V b =
-          key + 1 < job.num_keys
-              ? load_eight<std::uint16_t>(from + (key + 1) * job.v_row_bytes, job.value_dim - d)
-              : V{};
+          key + 1 < keys ? load_eight<std::uint16_t>(place + row_bytes, value_dim - d) : V{};
       const V low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
       const V high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-      std::memcpy(to, &low, sizeof(low));
-      std::memcpy(to + kPanel, &high, sizeof(high));
-      to += 2 * kPanel;
+      std::memcpy(to + key * kPanel, &low, sizeof(low));
+      std::memcpy(to + (key + 1) * kPanel, &high, sizeof(high));
+    }
+    to += panel_stride;
+  }
+}
+
+/// KElement and VElement: what an element of a packed panel of k is, and a scalar of v.
+template <class KElement, class VElement, bool IsPair>
+void pack_all(const PackJob& job) {
+  const std::int64_t steps = steps_of(job.engine, job.head_dim);
+  const std::int64_t stored = job.head_dim * (job.dtype == DType::f32 ? 4 : 2);
+  const std::int64_t k_head = panels(job.num_keys) * steps * kPanel;
+  const std::int64_t v_stride = value_rows(job.engine, job.num_keys) * kPanel * (IsPair ? 2 : 1);
+  // Heads inside: the caller's rows hold all heads side by side, so memory is read from end to end.
+  for (std::int64_t key = job.first_key; key < job.end_key; key += kPanel) {
+    const std::int64_t keys = job.end_key - key < kPanel ? job.end_key - key : kPanel;
+    for (std::int64_t head = 0; head < job.num_heads; ++head) {
+      auto* k = reinterpret_cast<KElement*>(job.packed_k) + head * k_head + key * steps;
+      pack_key_panel<KElement>(job.k + key * job.k_row_bytes + head * job.k_head_bytes,
+                               job.k_row_bytes, keys, steps, stored, k);
+      auto* v = reinterpret_cast<VElement*>(job.packed_v) +
+                head * panels(job.value_dim) * v_stride + key * kPanel;
+      const std::byte* from = job.v + key * job.v_row_bytes + head * job.v_head_bytes;
+      if constexpr (IsPair) {
+        pack_value_pairs(from, job.v_row_bytes, keys, job.value_dim, v_stride, v);
+      } else {
+        pack_value_rows<VElement>(from, job.v_row_bytes, keys, job.value_dim, v_stride, v);
+      }
     }
   }
 }
 
 void pack(const PackJob& job) {
   if (job.engine == Engine::bf16_pair) {
-    pack_keys<float>(job, job.head_dim * 2);
-    pack_value_pairs(job);
+    pack_all<float, std::uint16_t, true>(job);
   } else if (job.dtype == DType::f32) {
-    pack_keys<float>(job, job.head_dim * 4);
-    pack_values<float>(job);
+    pack_all<float, float, false>(job);
   } else {
-    pack_keys<std::uint16_t>(job, job.head_dim * 2);
-    pack_values<std::uint16_t>(job);
+    pack_all<std::uint16_t, std::uint16_t, false>(job);
   }
 }

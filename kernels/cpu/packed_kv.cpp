@@ -1,5 +1,7 @@
 #include "kernels/cpu/packed_kv.h"
 
+#include <algorithm>
+
 #include "src/base/error.h"
 #include "src/base/integers.h"
 
@@ -32,6 +34,12 @@ void check(const AnyConstTensor& tensor, const char* name, const KernelProblem& 
           "] with a contiguous last dimension");
 }
 
+std::int64_t longest_chunk(std::span<const PackChunk> chunks) {
+  std::int64_t longest = 0;
+  for (const PackChunk& chunk : chunks) longest = std::max(longest, chunk.num_keys);
+  return longest;
+}
+
 }  // namespace
 
 PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys) {
@@ -46,26 +54,34 @@ void pack_kv(const PackKvArgs& args, const TileKernels& kernels) {
   check(args.k, "k", args.problem, args.k.shape[0], shape.head_dim);
   check(args.v, "v", args.problem, args.k.shape[0], shape.value_dim);
   const auto element = static_cast<std::int64_t>(size_of(args.problem.dtype));
-  const auto num_chunks = static_cast<std::int64_t>(args.chunks.size());
+  // Pieces of a chunk rather than whole chunks, so that a shard of one chunk keeps all threads
+  // busy.
+  constexpr std::int64_t kPieceKeys = 64;
+  const std::int64_t pieces = ceil_div(longest_chunk(args.chunks), kPieceKeys);
+  const std::int64_t num_jobs = static_cast<std::int64_t>(args.chunks.size()) * pieces;
 #pragma omp parallel for num_threads(args.problem.num_threads) if (args.problem.num_threads > 1) \
     schedule(dynamic, 1)
-  for (std::int64_t i = 0; i < num_chunks * shape.num_kv_heads; ++i) {
-    const PackChunk& chunk = args.chunks[static_cast<std::size_t>(i / shape.num_kv_heads)];
-    const std::int64_t head = i % shape.num_kv_heads;
-    const HeadSizes sizes = head_sizes(args.problem, engine, chunk.num_keys);
-    const std::size_t v_part = packed_sizes(args.problem, engine, chunk.num_keys).k;
+  for (std::int64_t i = 0; i < num_jobs; ++i) {
+    const PackChunk& chunk = args.chunks[static_cast<std::size_t>(i / pieces)];
+    const std::int64_t first_key = i % pieces * kPieceKeys;
+    if (first_key >= chunk.num_keys) continue;
     std::byte* packed = args.packed + chunk.offset;
     kernels.pack({.engine = engine,
                   .dtype = args.problem.dtype,
                   .num_keys = chunk.num_keys,
+                  .first_key = first_key,
+                  .end_key = std::min(first_key + kPieceKeys, chunk.num_keys),
+                  .num_heads = shape.num_kv_heads,
                   .head_dim = shape.head_dim,
                   .value_dim = shape.value_dim,
-                  .k = args.k.row(chunk.row_begin, head),
+                  .k = args.k.row(chunk.row_begin, 0),
                   .k_row_bytes = args.k.strides[0] * element,
-                  .v = args.v.row(chunk.row_begin, head),
+                  .k_head_bytes = args.k.strides[1] * element,
+                  .v = args.v.row(chunk.row_begin, 0),
                   .v_row_bytes = args.v.strides[0] * element,
-                  .packed_k = packed + static_cast<std::size_t>(head) * sizes.k,
-                  .packed_v = packed + v_part + static_cast<std::size_t>(head) * sizes.v});
+                  .v_head_bytes = args.v.strides[1] * element,
+                  .packed_k = packed,
+                  .packed_v = packed + packed_sizes(args.problem, engine, chunk.num_keys).k});
   }
 }
 

@@ -56,6 +56,12 @@ void load_queries(const TileJob& job, const ScoreScale& scale, const TileScratch
   const std::int64_t steps = steps_of(job.engine, job.shape->head_dim);
   const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
   const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
+  for (std::int64_t r = 0; r < job.num_rows; ++r) {
+    // Heads lie a stride apart that hardware does not follow: ask for all rows before reading any.
+    for (std::int64_t s = 0; s < steps; s += 16) {
+      __builtin_prefetch(job.q + r * job.q_row_bytes + s * 4);
+    }
+  }
   for (std::int64_t r = 0; r < job.num_rows; r += kLanes) {
     for (std::int64_t s = 0; s < steps; s += kLanes) {
       F square[kLanes];

@@ -85,19 +85,24 @@ struct TileJob {
   ProgressHook progress;
 };
 
-/// One head of one kv chunk, as the caller has it: num_keys strided rows of k and v.
+/// Keys [first_key, end_key) of one kv chunk, all heads, as the caller has them. first_key is a
+/// multiple of 8, and so is end_key unless it is num_keys.
 struct PackJob {
   Engine engine = Engine::f32;
   DType dtype = DType::f32;
-  std::int64_t num_keys = 0;
+  std::int64_t num_keys = 0;  ///< of the chunk
+  std::int64_t first_key = 0;
+  std::int64_t end_key = 0;
+  std::int64_t num_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
-  const std::byte* k = nullptr;
+  const std::byte* k = nullptr;  ///< key 0 of the chunk, head 0
   std::int64_t k_row_bytes = 0;
+  std::int64_t k_head_bytes = 0;
   const std::byte* v = nullptr;
   std::int64_t v_row_bytes = 0;
-  std::byte* packed_k =
-      nullptr;  ///< panels of this head, elements of the input's size (pairs: 4 bytes)
+  std::int64_t v_head_bytes = 0;
+  std::byte* packed_k = nullptr;  ///< elements of the input's size (pairs: 4 bytes)
   std::byte* packed_v = nullptr;
 };
 
