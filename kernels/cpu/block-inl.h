@@ -3,8 +3,8 @@
 // Lanes are queries: scores are S^T[key][row], the output is O^T[d][row], so row maximum, row sum,
 // rescale, causal limit and merge are plain lane-wise operations and K, V elements are only
 // broadcast. A *group* is NQ vectors of rows (NQ <= 3) at the same place of every [..][48] array.
-// Each element of S, O, m, l has one accumulation order (d ascending; keys ascending; a rescale
-// after every kKeyTile keys of the chunk), whatever NQ, the register tile or the rows beside it.
+// Each element of S, O, m, l has one accumulation order (d ascending; keys ascending within a tile
+// of kKeyTile keys, from 0; tiles ascending), whatever NQ, the register tile or the rows beside it.
 // Registers: 3 x 8 (AVX-512) or 3 x 4 accumulators plus NQ + 1 operands. A masked key has p = 0
 // exactly and changes no bit (add_visible_values sees to infinite and NaN values). Source:
 // FlashAttention-2 (Dao 2023), Alg. 1, with the online softmax of Milakov and Gimelshein (2018).
@@ -121,7 +121,8 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
 }
 
 /// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows`
-/// neighbouring channels of one V panel. `ahead` as in score_rows.
+/// neighbouring channels of one V panel. The sum of a tile starts from 0: small terms meet a small
+/// sum, not what all earlier keys have added up to. `ahead` as in score_rows.
 template <Engine E, int NQ, int Rows>
 CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t num_rows,
                             std::int64_t ahead, const F* alpha, bool is_first, float* o) {
@@ -130,7 +131,7 @@ CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t n
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) {
-      sum[i][j] = is_first ? F{} : load(o + i * kLd + j * kLanes) * alpha[j];
+      sum[i][j] = F{};
     }
   }
 #pragma GCC unroll 4
@@ -149,7 +150,10 @@ CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t n
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
-    for (int j = 0; j < NQ; ++j) store(o + i * kLd + j * kLanes, sum[i][j]);
+    for (int j = 0; j < NQ; ++j) {
+      float* place = o + i * kLd + j * kLanes;
+      store(place, is_first ? sum[i][j] : fma(load(place), alpha[j], sum[i][j]));
+    }
   }
 }
 
@@ -199,7 +203,7 @@ __attribute__((noinline)) void add_visible_values(const float* weights, const fl
     const float* column = v + d / kPanel * panel_stride + d % kPanel;
     for (int j = 0; j < NQ; ++j) {
       float* place = o + d * kLd + j * kLanes;
-      F sum = is_first ? F{} : load(place) * alpha[j];
+      F sum{};
       for (std::int64_t row = 0; row < num_rows; ++row) {
         const F weight = load(weights + row * kLd + j * kLanes);
         const float value = column[row * kPanel];
@@ -214,7 +218,7 @@ __attribute__((noinline)) void add_visible_values(const float* weights, const fl
           sum = select_less(key + broadcast(1.0f), limit[j], both, one);
         }
       }
-      store(place, sum);
+      store(place, is_first ? sum : fma(load(place), alpha[j], sum));
     }
   }
 }
@@ -262,7 +266,7 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps,
     score(q, block.k + first * steps, steps, panel_keys, scores, limit, static_cast<float>(first),
           row_max);
 
-    F neg_m[NQ], alpha[NQ];
+    F neg_m[NQ], alpha[NQ], tile_l[NQ];
     for (int j = 0; j < NQ; ++j) {
       // A row that has seen nothing yet keeps m = -inf; its weights are taken against 0, so they
       // are 0.
@@ -271,9 +275,10 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps,
       alpha[j] = exp2_nonpositive<5>(m[j] - safe_m);
       neg_m[j] = -safe_m;
       m[j] = new_m;
-      l[j] = l[j] * alpha[j];
+      tile_l[j] = F{};
     }
-    weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, l);
+    weigh_keys<E, NQ>(scores, num_keys, scale, neg_m, tile_l);
+    for (int j = 0; j < NQ; ++j) l[j] = fma(l[j], alpha[j], tile_l[j]);
     const float* v = block.v + first / kKeysPerRow * kPanel;
     const std::int64_t num_rows = (num_keys + kKeysPerRow - 1) / kKeysPerRow;
     const bool is_first = is_fresh && first == 0;
