@@ -6,17 +6,22 @@
 namespace cpattn {
 namespace {
 
+constexpr double kTileKeys = 128.0;
+constexpr double kFewDraws = 2.0;  ///< times the root mean square
+
 double path_bound(const Arithmetic& arithmetic) {
-  const double runs = static_cast<double>(arithmetic.run_keys) / static_cast<double>(kPathRun);
-  return kPathBound * std::max(1.0, std::sqrt(runs));
+  const double keys = static_cast<double>(arithmetic.run_keys);
+  const double rms = kUnitRoundoff * std::sqrt((kTileKeys + keys / kTileKeys) / 2.0);
+  return std::max(kPathBound, kFewDraws * rms);
 }
 
 }  // namespace
 
 double out_bound(const Arithmetic& arithmetic, double logit_magnitude) {
   const double growth = std::sqrt(2.0 * static_cast<double>(arithmetic.head_dim)) / 3.0;
-  const double path = std::max(path_bound(arithmetic), growth * kUnitRoundoff * logit_magnitude);
-  return path + (arithmetic.rounds_weights ? kWeightRounding : 0.0);
+  const double logits = kFewDraws * growth * kUnitRoundoff * logit_magnitude;
+  return std::max(path_bound(arithmetic), logits) +
+         (arithmetic.rounds_weights ? kWeightRounding : 0.0);
 }
 
 double lse_bound(const Arithmetic& arithmetic) {

@@ -11,6 +11,7 @@
 #include "cp/plan.h"
 #include "cp/sharding.h"
 #include "kernels/reference/attention.h"
+#include "launch/logit_magnitude.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -67,23 +68,6 @@ std::vector<std::int64_t> key_rows(const SequenceBatch& batch) {
   }
   std::sort(rows.begin(), rows.end());
   return rows;
-}
-
-/// max over the rows of each chunk of |lse - ln(visible keys)|.
-std::vector<double> logit_magnitudes(const Reference& reference, const RowMap& map,
-                                     std::int64_t heads) {
-  std::vector<double> magnitudes(map.chunks.size() * static_cast<std::size_t>(heads), 0.0);
-  for (std::size_t i = 0; i < reference.rows.size(); ++i) {
-    const auto keys = map.visible_keys[static_cast<std::size_t>(reference.rows[i])];
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const double lse =
-          reference.lse[i * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)];
-      if (!std::isfinite(lse)) continue;
-      double& most = magnitudes[static_cast<std::size_t>(reference.chunk_of_row[i] * heads + head)];
-      most = std::max(most, std::fabs(lse - std::log(static_cast<double>(keys))));
-    }
-  }
-  return magnitudes;
 }
 
 void fail(LaneReport& report, const std::string& reason) {
@@ -326,17 +310,23 @@ Reference Judge::make_reference(const LaneSpec& spec) {
                                    {batch.kv_rows, shape.num_kv_heads, shape.head_dim}, keys);
   const GlobalTensor v = read_rows(source, TensorRole::v, problem.dtype,
                                    {batch.kv_rows, shape.num_kv_heads, shape.value_dim}, keys);
-  reference::AttentionResult result = reference::attention({.shape = shape,
-                                                            .batch = batch,
-                                                            .mask = spec.lane.mask,
-                                                            .q = q.view,
-                                                            .k = k.view,
-                                                            .v = v.view,
-                                                            .rows = exact.rows,
-                                                            .num_threads = threads_});
+  const reference::AttentionArgs args{.shape = shape,
+                                      .batch = batch,
+                                      .mask = spec.lane.mask,
+                                      .q = q.view,
+                                      .k = k.view,
+                                      .v = v.view,
+                                      .rows = exact.rows,
+                                      .num_threads = threads_};
+  reference::AttentionResult result = reference::attention(args);
   exact.out = std::move(result.out);
   exact.lse = std::move(result.lse);
-  exact.logit_magnitude = logit_magnitudes(exact, map, shape.num_heads);
+  std::vector<std::int64_t> visible;
+  for (const std::int64_t row : exact.rows) {
+    visible.push_back(map.visible_keys[static_cast<std::size_t>(row)]);
+  }
+  exact.logit_magnitude = logit_magnitudes(args, exact.lse, exact.chunk_of_row, visible,
+                                           static_cast<std::int32_t>(map.chunks.size()));
   return exact;
 }
 

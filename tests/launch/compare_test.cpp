@@ -10,6 +10,7 @@
 
 #include "kernels/reference/attention.h"
 #include "launch/error_bound.h"
+#include "launch/logit_magnitude.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -298,20 +299,56 @@ TEST(BC_104, MagnitudesAreSeenWhereDirectionsAgree) {
 TEST(ErrorBound, GrowsWithTheLogitsOnlyWhereTheyOutweighThePath) {
   const Arithmetic f32{.head_dim = 64};
   EXPECT_EQ(out_bound(f32, 0.0), kPathBound);
-  EXPECT_EQ(out_bound(f32, 4.0), kPathBound);
-  // sqrt(2 * 64) / 3 = 3.77 roundings of a logit of 1e4
-  EXPECT_NEAR(out_bound(f32, 1e4), 3.7712 * 1e4 * 0x1p-24, 1e-7);
+  EXPECT_EQ(out_bound(f32, 2.0), kPathBound);
+  // twice sqrt(2 * 64) / 3 = 3.77 roundings of a logit of 1e4
+  EXPECT_NEAR(out_bound(f32, 1e4), 2 * 3.7712 * 1e4 * 0x1p-24, 1e-7);
 }
 
-TEST(ErrorBound, GrowsWithTheSquareRootOfARunBeyondTheDefaultChunk) {
-  EXPECT_EQ(out_bound({.run_keys = 100}, 0.0), kPathBound);
-  EXPECT_NEAR(out_bound({.run_keys = 4 * kPathRun}, 0.0), 2 * kPathBound, 1e-18);
-  EXPECT_NEAR(lse_bound({.run_keys = 4 * kPathRun}), 2 * kPathBound, 1e-18);
+TEST(ErrorBound, TheContractIsTwiceTheExpectedErrorOfADefaultChunk) {
+  const double expected = 0x1p-24 * std::sqrt((128.0 + 512.0 / 128.0) / 2.0);
+  EXPECT_LE(2 * expected, kPathBound);
+  EXPECT_GE(2 * expected, 0.95 * kPathBound);
+  EXPECT_EQ(out_bound({.run_keys = 512}, 0.0), kPathBound);
+}
+
+TEST(ErrorBound, GrowsWithTheNumberOfTilesInARun) {
+  const double million = 0x1p20;
+  EXPECT_NEAR(out_bound({.run_keys = 1 << 20}, 0.0),
+              2 * 0x1p-24 * std::sqrt((128.0 + million / 128.0) / 2.0), 1e-12);
+  EXPECT_GT(lse_bound({.run_keys = 1 << 20}), kPathBound);
 }
 
 TEST(ErrorBound, RoundedWeightsCostHalfAnUlpOfBf16) {
   EXPECT_NEAR(out_bound({.rounds_weights = true}, 0.0), kPathBound + 0x1p-8, 1e-12);
   EXPECT_NEAR(lse_bound({.rounds_weights = true}), kPathBound + 0x1p-8, 1e-12);
+}
+
+/// Two queries on two keys with logits 3 and 1 (and -3 and -1) of one head.
+TEST(LogitMagnitudes, AverageTheLogitsWithTheirWeights) {
+  const std::vector<float> q{1.0f, -1.0f};
+  const std::vector<float> k{3.0f, 1.0f};
+  const std::vector<std::int64_t> rows{0, 1};
+  const reference::AttentionArgs args{.shape = {.num_heads = 1,
+                                                .num_kv_heads = 1,
+                                                .head_dim = 1,
+                                                .value_dim = 1,
+                                                .softmax_scale = 1.0},
+                                      .batch = batch_of_one(2, 2),
+                                      .mask = MaskKind::full,
+                                      .q = view(q),
+                                      .k = view(k),
+                                      .v = view(k),
+                                      .rows = rows};
+  const std::vector<std::int32_t> chunks{0, 1};
+  const std::vector<std::int64_t> visible{2, 2};
+  const double large = std::exp(2.0) / (1.0 + std::exp(2.0));
+
+  const auto magnitudes =
+      logit_magnitudes(args, reference::attention(args).lse, chunks, visible, 2);
+
+  ASSERT_EQ(magnitudes.size(), 2u);
+  EXPECT_NEAR(magnitudes[0], large * 3.0 + (1.0 - large) * 1.0, 1e-12);
+  EXPECT_NEAR(magnitudes[1], large * 1.0 + (1.0 - large) * 3.0, 1e-12);
 }
 
 }  // namespace
