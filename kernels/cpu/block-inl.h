@@ -71,14 +71,19 @@ template <Engine E, int NQ, bool Masked>
 __attribute__((noinline)) void score_keys(const float* q, const float* k, std::int64_t steps,
                                           std::int64_t num_keys, float* scores, const F* limit,
                                           float first_key, F* row_max) {
+  F best[NQ];  // a local copy: the compiler must believe that a store of scores changes *row_max
+#pragma GCC unroll 3
+  for (int j = 0; j < NQ; ++j) best[j] = row_max[j];
   for (std::int64_t key = 0; key < num_keys; key += kPanel) {
 #pragma GCC unroll 2
     for (int part = 0; part < kPanel; part += kRegisterRows) {
       score_rows<E, NQ, kRegisterRows, Masked>(q, k + key * steps + part, steps, kKeyTile * steps,
                                                scores + (key + part) * kLd, limit,
-                                               first_key + static_cast<float>(key + part), row_max);
+                                               first_key + static_cast<float>(key + part), best);
     }
   }
+#pragma GCC unroll 3
+  for (int j = 0; j < NQ; ++j) row_max[j] = best[j];
 }
 
 /// Scores to weights 2^(s * scale - m), in place, and their sum. bf16_pair packs two keys per
@@ -87,6 +92,12 @@ __attribute__((noinline)) void score_keys(const float* q, const float* k, std::i
 template <Engine E, int NQ>
 __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, F scale,
                                           const F* neg_m, F* l) {
+  F shift[NQ], sum[NQ];  // local copies, as in score_keys
+#pragma GCC unroll 3
+  for (int j = 0; j < NQ; ++j) {
+    shift[j] = neg_m[j];
+    sum[j] = l[j];
+  }
 #if defined(__AVX512BF16__)
   if constexpr (E == Engine::bf16_pair) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
@@ -97,15 +108,17 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
 #pragma GCC unroll 3
       for (int j = 0; j < NQ; ++j) {
         const F low =
-            exp2_nonpositive<4>(fma(load(scores + key * kLd + j * kLanes), scale, neg_m[j]));
+            exp2_nonpositive<4>(fma(load(scores + key * kLd + j * kLanes), scale, shift[j]));
         const F high =
-            exp2_nonpositive<4>(fma(load(scores + (key + 1) * kLd + j * kLanes), scale, neg_m[j]));
+            exp2_nonpositive<4>(fma(load(scores + (key + 1) * kLd + j * kLanes), scale, shift[j]));
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
         const __m512i pair = _mm512_permutexvar_epi16(interleave, (__m512i)both);
-        l[j] = (F)_mm512_dpbf16_ps((__m512)l[j], (__m512bh)pair, ones);
+        sum[j] = (F)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)pair, ones);
         store(scores + key / 2 * kLd + j * kLanes, (F)pair);
       }
     }
+#pragma GCC unroll 3
+    for (int j = 0; j < NQ; ++j) l[j] = sum[j];
     return;
   }
 #endif
@@ -113,11 +126,13 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) {
       float* place = scores + key * kLd + j * kLanes;
-      const F p = exp2_nonpositive<5>(fma(load(place), scale, neg_m[j]));
-      l[j] = l[j] + p;
+      const F p = exp2_nonpositive<5>(fma(load(place), scale, shift[j]));
+      sum[j] = sum[j] + p;
       store(place, p);
     }
   }
+#pragma GCC unroll 3
+  for (int j = 0; j < NQ; ++j) l[j] = sum[j];
 }
 
 /// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows`
