@@ -107,7 +107,8 @@ int judge_here(const RunConfig& config, World& world) {
 int give_up(World& world, const Failure& failure) {
   const std::string who = "rank " + std::to_string(world.comm.rank()) + ": ";
   const bool is_named = failure.message.starts_with(who);
-  std::cerr << "cpattn: error: " << (is_named ? "" : who) << failure.message << std::endl;
+  // One write: the ranks share the terminal.
+  std::cerr << "cpattn: error: " + (is_named ? "" : who) + failure.message + "\n" << std::flush;
   std::this_thread::sleep_for(kLastWords);
   world.comm.abort(static_cast<int>(failure.code), failure.message);
   return static_cast<int>(failure.code);

@@ -16,7 +16,7 @@
 namespace cpattn {
 
 /// Rows of double-precision attention that are worth computing for all lanes of a run together.
-inline constexpr double kReferenceFlopBudget = 2e10;
+inline constexpr double kReferenceFlopBudget = 4e10;
 
 /// Which rows of a problem the reference computes: all of them when they cost no more than
 /// `flop_budget` (or when `asked` covers them), otherwise a fixed spread: half of them first and
