@@ -13,12 +13,6 @@
 namespace cpattn {
 namespace {
 
-FailureKind failure_of(int exit_code) {
-  if (exit_code == static_cast<int>(ExitCode::bad_input)) return FailureKind::bad_input;
-  if (exit_code == static_cast<int>(ExitCode::unavailable)) return FailureKind::unavailable;
-  return FailureKind::internal;
-}
-
 /// The last lines of what a job printed, rulers left out, for a failure nobody explained.
 std::string last_lines(const std::string& output, std::size_t count) {
   std::istringstream stream(output);
@@ -48,7 +42,7 @@ void add_said(const std::vector<RankRecord>& records, JobEnd& end) {
     if (!said.insert(record.message).second) continue;
     const std::string who = fmt::format("rank {}: ", record.rank);
     const bool is_named = record.message.starts_with(who);
-    add(end, failure_of(record.exit_code), (is_named ? "" : who) + record.message);
+    add(end, failure_kind(record.exit_code), (is_named ? "" : who) + record.message);
   }
 }
 
@@ -75,6 +69,12 @@ void add_silent(const std::vector<RankRecord>& records, const std::string& outpu
 
 }  // namespace
 
+FailureKind failure_kind(int exit_code) {
+  if (exit_code == static_cast<int>(ExitCode::bad_input)) return FailureKind::bad_input;
+  if (exit_code == static_cast<int>(ExitCode::unavailable)) return FailureKind::unavailable;
+  return FailureKind::internal;
+}
+
 JobEnd explain(const ProcessOutcome& outcome, const std::vector<RankRecord>& records) {
   JobEnd end;
   const bool has_started = std::any_of(records.begin(), records.end(),
@@ -91,7 +91,7 @@ JobEnd explain(const ProcessOutcome& outcome, const std::vector<RankRecord>& rec
                     last_lines(outcome.output, 8)));
   }
   if (outcome.exit_code != 0 && end.reasons.empty()) {
-    add(end, failure_of(outcome.exit_code),
+    add(end, failure_kind(outcome.exit_code),
         fmt::format("every rank ended well, but the job with exit code {}: {}", outcome.exit_code,
                     last_lines(outcome.output, 8)));
   }

@@ -16,6 +16,9 @@ struct JobEnd {
   std::vector<std::string> reasons;  ///< empty only when nothing went wrong
 };
 
+/// What an exit code of ours (or another one) that is not 0 amounts to.
+FailureKind failure_kind(int exit_code);
+
 /// No failure only if every rank started and said that it ended well, and the job ended with 0.
 /// Pure.
 JobEnd explain(const ProcessOutcome& outcome, const std::vector<RankRecord>& records);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "launch/cli_load.h"
+#include "launch/job_end.h"
 #include "launch/job_files.h"
 #include "launch/parity_judge.h"
 #include "launch/parity_lane.h"
@@ -103,6 +104,21 @@ int judge_here(const RunConfig& config, World& world) {
   return publish(config, report);
 }
 
+/// What rank 0 reports when the job fails under the user's mpirun: nothing could be judged.
+ParityReport report_of_failure(const RunConfig& config, const Failure& failure) {
+  ParityReport report = make_report(config, mpi_library_version());
+  report.failure = failure_kind(static_cast<int>(failure.code));
+  report.reasons = {failure.message};
+  const Inputs inputs = open_inputs(config);
+  const Judge judge(config, inputs, 1);
+  for (std::size_t lane = 0; lane < judge.lanes().size(); ++lane) {
+    report.lanes.push_back(judge.blank_report(lane, config.cp.front()));
+    report.lanes.back().failure = report.failure;
+    report.lanes.back().reasons = {"the job ended before it could be judged"};
+  }
+  return report;
+}
+
 /// Says on stderr what this rank saw, then ends the job.
 int give_up(World& world, const Failure& failure) {
   const std::string who = "rank " + std::to_string(world.comm.rank()) + ": ";
@@ -114,16 +130,13 @@ int give_up(World& world, const Failure& failure) {
   return static_cast<int>(failure.code);
 }
 
-/// The configuration at the size that mpirun was asked for.
-RunConfig at_world_size(const RunConfig& config, const CommandLine& line, int size) {
-  const bool is_asked = std::find(config.cp.begin(), config.cp.end(), size) != config.cp.end();
+/// Refuses a list of sizes that was given and does not hold the one that mpirun started.
+void require_size_asked(const RunConfig& config, const CommandLine& line, int size) {
   const auto given = line.given.find("cp");
-  require(is_asked || given == line.given.end(), given == line.given.end() ? "" : given->second,
-          " does not name ", size, ", but mpirun started ", size,
+  if (given == line.given.end()) return;
+  const bool is_asked = std::find(config.cp.begin(), config.cp.end(), size) != config.cp.end();
+  require(is_asked, given->second, " does not name ", size, ", but mpirun started ", size,
           " ranks: leave it out, or start cpattn without mpirun");
-  RunConfig here = config;
-  here.cp = {size};
-  return here;
 }
 
 }  // namespace
@@ -164,14 +177,20 @@ int run_job_rank(const RunConfig& config, const std::string& directory) {
 int run_user_rank(const RunConfig& config, const CommandLine& line) {
   const auto max_bytes = static_cast<std::size_t>(config.cp_config.max_message_bytes);
   return with_world(max_bytes, [&](World& world) {
+    RunConfig here = config;
+    here.cp = {world.comm.size()};
     try {
       // Compared before anything is refused, so that ranks that were told different things all hear
       // of it.
       agree(world.comm, agreement_lines(config),
             deadline_after(Seconds(config.cp_config.timeout_seconds)));
-      return judge_here(at_world_size(config, line, world.comm.size()), world);
+      require_size_asked(config, line, world.comm.size());
+      return judge_here(here, world);
     } catch (...) {
-      return give_up(world, current_failure());
+      const Failure failure = current_failure();
+      const bool was_refused = failure.code == ExitCode::bad_input;
+      if (world.comm.rank() == 0 && !was_refused) publish(here, report_of_failure(here, failure));
+      return give_up(world, failure);
     }
   });
 }

@@ -50,12 +50,15 @@ ParityReport make_report(const RunConfig& config, const std::string& mpi_version
   ParityReport report;
   report.chunk_tokens = config.cp_config.chunk_tokens;
   report.inject = config.inject;
-  report.environment = {{"version", CP_VERSION},
-                        {"compiler", "g++-compatible " __VERSION__},
-                        {"isa", std::string(kernels_of(config).name)},
-                        {"cores", std::to_string(usable_cores())},
-                        {"mpi", mpi_version},
-                        {"host", host.data()}};
+  report.environment = {
+      {"version", CP_VERSION},
+      {"compiler", "g++-compatible " __VERSION__},
+      {"isa", std::string(kernels_of(config).name)},
+      {"cores", std::to_string(usable_cores())},
+      {"threads", config.cp_config.threads == 0 ? "cores divided among the ranks"
+                                                : std::to_string(config.cp_config.threads)},
+      {"mpi", mpi_version},
+      {"host", host.data()}};
   for_each_run_field(config, [&](const RunField& field, const auto& value) {
     report.config.emplace_back(field.name, format_value(value, ","));
   });

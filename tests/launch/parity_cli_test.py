@@ -457,10 +457,13 @@ class UnderMpirunTest(ReportCase):
                              (b["rel_l2"], b["rel_l2_lse"], b["max_abs"]))
 
     def test_a_rank_that_never_answers_ends_the_job(self):
-        result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, "--inject=rank_never_answers")
+        result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, "--inject=rank_never_answers",
+                             f"--report={self.report_path}")
 
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertRegex(result.stderr, r"cpattn: error: rank 0: .*rank 1 .*3 s")
+        self.assertIn("verdict: FAIL: 0 passed, 0 failed, 1 not evaluated", result.stdout)
+        self.assertEqual(self.report()["verdict"], "FAIL")
 
 
 if __name__ == "__main__":
