@@ -2,8 +2,9 @@
 //
 // Measure: 2-norm over one head of one chunk, relative to the norm of the exact values. u = 2^-24.
 // A rounding is off by at most u of its result, u / sqrt(3) in the root mean square; independent
-// roundings add as squares. The bounds below are twice the root mean square of the whole, because a
-// group may consist of a few rows, each of whose sums is one draw.
+// roundings add as squares. What rounding does to the sums of one row is one draw, so over r rows
+// the root mean square itself deviates by 1 / sqrt(2 r) of it; four of these are allowed, and at
+// least twice the root mean square in all: max(2, 1 + 4 / sqrt(2 r)), which is 2 from 8 rows on.
 //
 // 1. The path. n keys are added in tiles of T = 128, tiles to a running sum. A sum that stays where
 //    it is (a dominant first term) takes one full rounding per addition: sqrt(T / 3) u in a tile,
@@ -11,7 +12,7 @@
 //    random walk, so its roundings are half of that as squares: T / 6 and n / (6 T). Together
 //      u sqrt((T + n / T) / 2),
 //    4.8e-7 at the default chunk of 512, so that twice of it is the 1e-6 of docs/numerics.md's
-//    contract (kPathBound), which nothing is held to more tightly than. n is what one accumulator
+//    contract (kPathBound), and no group is held to less. n is what one accumulator
 //    takes: the keys of a chunk under the canonical schedule, all of them under arrival.
 // 2. Large logits. A weight is exp(s), so an absolute error ds of a logit is a relative error of
 // its
@@ -53,10 +54,16 @@ struct Arithmetic {
   bool rounds_weights = false;  ///< to bf16, before they meet the values
 };
 
-/// Relative bound of out in a group of rows whose weighted logits have this magnitude.
-double out_bound(const Arithmetic& arithmetic, double logit_magnitude);
+/// One head of one chunk, as far as it was compared.
+struct BoundedGroup {
+  std::int64_t rows = 512;
+  double logit_magnitude = 0.0;  ///< of the logits that carry weight
+};
+
+/// Relative bound of out in a group.
+double out_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
 
 /// Relative bound of lse (against max(|lse|, 1)).
-double lse_bound(const Arithmetic& arithmetic);
+double lse_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
 
 }  // namespace cpattn

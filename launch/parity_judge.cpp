@@ -228,10 +228,11 @@ void Judge::judge_error(const LaneSpec& spec, const LaneResult& result, LaneRepo
   report.total_rows = static_cast<std::int64_t>(map.rows.size());
   const Arithmetic arithmetic = arithmetic_of(spec, result);
   std::vector<double> out_bounds;
-  for (const double magnitude : exact.logit_magnitude) {
-    out_bounds.push_back(out_bound(arithmetic, magnitude));
+  std::vector<double> lse_bounds;
+  for (const BoundedGroup& group : exact.groups) {
+    out_bounds.push_back(out_bound(arithmetic, group));
+    lse_bounds.push_back(lse_bound(arithmetic, group));
   }
-  const std::vector<double> lse_bounds(exact.logit_magnitude.size(), lse_bound(arithmetic));
 
   Expectation expectation{.rows = exact.rows,
                           .values = exact.out,
@@ -300,7 +301,7 @@ Reference Judge::make_reference(const LaneSpec& spec) {
   for (const std::int64_t row : exact.rows) {
     exact.chunk_of_row.push_back(map.chunk_of_row[static_cast<std::size_t>(row)]);
   }
-  exact.logit_magnitude.assign(map.chunks.size() * static_cast<std::size_t>(shape.num_heads), 0.0);
+  exact.groups.assign(map.chunks.size() * static_cast<std::size_t>(shape.num_heads), {.rows = 0});
   if (exact.rows.empty()) return exact;  // to the reference an empty list means all rows
   const SequenceBatch& batch = problem.batch;
   const std::vector<std::int64_t> keys = key_rows(batch);
@@ -325,8 +326,13 @@ Reference Judge::make_reference(const LaneSpec& spec) {
   for (const std::int64_t row : exact.rows) {
     visible.push_back(map.visible_keys[static_cast<std::size_t>(row)]);
   }
-  exact.logit_magnitude = logit_magnitudes(args, exact.lse, exact.chunk_of_row, visible,
-                                           static_cast<std::int32_t>(map.chunks.size()));
+  const std::vector<double> magnitudes = logit_magnitudes(
+      args, exact.lse, exact.chunk_of_row, visible, static_cast<std::int32_t>(map.chunks.size()));
+  for (std::size_t i = 0; i < exact.groups.size(); ++i) {
+    const auto chunk = static_cast<std::int32_t>(i / static_cast<std::size_t>(shape.num_heads));
+    exact.groups[i] = {std::count(exact.chunk_of_row.begin(), exact.chunk_of_row.end(), chunk),
+                       magnitudes[i]};
+  }
   return exact;
 }
 

@@ -39,7 +39,7 @@ struct Reference {
   std::vector<std::int32_t> chunk_of_row;  ///< of each of `rows`
   std::vector<double> out;                 ///< [rows, heads, value_dim]
   std::vector<double> lse;                 ///< [rows, heads]
-  std::vector<double> logit_magnitude;     ///< [chunks, heads], see error_bound.h
+  std::vector<BoundedGroup> groups;        ///< [chunks, heads]
 };
 
 class Judge {

@@ -232,10 +232,10 @@ struct RandomCase {
   }
   /// At the tolerances that parity ships, the widest of them included.
   bool accepts_out(const std::vector<float>& out, bool rounds_weights) const {
-    return accepts(out, exact.out, kDim, out_bound(arithmetic(rounds_weights), 1.0), 0.0);
+    return accepts(out, exact.out, kDim, out_bound(arithmetic(rounds_weights), {kChunk, 1.0}), 0.0);
   }
   bool accepts_lse(const std::vector<float>& lse, bool rounds_weights) const {
-    return accepts(lse, exact.lse, 1, lse_bound(arithmetic(rounds_weights)), 1.0);
+    return accepts(lse, exact.lse, 1, lse_bound(arithmetic(rounds_weights), {kChunk, 1.0}), 1.0);
   }
 };
 
@@ -298,29 +298,36 @@ TEST(BC_104, MagnitudesAreSeenWhereDirectionsAgree) {
 
 TEST(ErrorBound, GrowsWithTheLogitsOnlyWhereTheyOutweighThePath) {
   const Arithmetic f32{.head_dim = 64};
-  EXPECT_EQ(out_bound(f32, 0.0), kPathBound);
-  EXPECT_EQ(out_bound(f32, 2.0), kPathBound);
+  EXPECT_EQ(out_bound(f32, {512, 0.0}), kPathBound);
+  EXPECT_EQ(out_bound(f32, {512, 2.0}), kPathBound);
   // twice sqrt(2 * 64) / 3 = 3.77 roundings of a logit of 1e4
-  EXPECT_NEAR(out_bound(f32, 1e4), 2 * 3.7712 * 1e4 * 0x1p-24, 1e-7);
+  EXPECT_NEAR(out_bound(f32, {512, 1e4}), 2 * 3.7712 * 1e4 * 0x1p-24, 1e-7);
 }
 
 TEST(ErrorBound, TheContractIsTwiceTheExpectedErrorOfADefaultChunk) {
   const double expected = 0x1p-24 * std::sqrt((128.0 + 512.0 / 128.0) / 2.0);
   EXPECT_LE(2 * expected, kPathBound);
   EXPECT_GE(2 * expected, 0.95 * kPathBound);
-  EXPECT_EQ(out_bound({.run_keys = 512}, 0.0), kPathBound);
+  EXPECT_EQ(out_bound({.run_keys = 512}, {512, 0.0}), kPathBound);
+}
+
+TEST(ErrorBound, FewRowsAreFewDraws) {
+  const double expected = 0x1p-24 * std::sqrt((128.0 + 512.0 / 128.0) / 2.0);
+  EXPECT_NEAR(out_bound({.run_keys = 512}, {1, 0.0}), (1 + 4 / std::sqrt(2.0)) * expected, 1e-12);
+  EXPECT_NEAR(out_bound({.run_keys = 512}, {2, 0.0}), 3 * expected, 1e-12);
+  EXPECT_EQ(out_bound({.run_keys = 512}, {8, 0.0}), kPathBound);
 }
 
 TEST(ErrorBound, GrowsWithTheNumberOfTilesInARun) {
   const double million = 0x1p20;
-  EXPECT_NEAR(out_bound({.run_keys = 1 << 20}, 0.0),
+  EXPECT_NEAR(out_bound({.run_keys = 1 << 20}, {512, 0.0}),
               2 * 0x1p-24 * std::sqrt((128.0 + million / 128.0) / 2.0), 1e-12);
-  EXPECT_GT(lse_bound({.run_keys = 1 << 20}), kPathBound);
+  EXPECT_GT(lse_bound({.run_keys = 1 << 20}, {512, 0.0}), kPathBound);
 }
 
 TEST(ErrorBound, RoundedWeightsCostHalfAnUlpOfBf16) {
-  EXPECT_NEAR(out_bound({.rounds_weights = true}, 0.0), kPathBound + 0x1p-8, 1e-12);
-  EXPECT_NEAR(lse_bound({.rounds_weights = true}), kPathBound + 0x1p-8, 1e-12);
+  EXPECT_NEAR(out_bound({.rounds_weights = true}, {512, 0.0}), kPathBound + 0x1p-8, 1e-12);
+  EXPECT_NEAR(lse_bound({.rounds_weights = true}, {512, 0.0}), kPathBound + 0x1p-8, 1e-12);
 }
 
 /// Two queries on two keys with logits 3 and 1 (and -3 and -1) of one head.
