@@ -50,10 +50,12 @@ struct KernelTable {
   ///
   /// Shapes   see ForwardArgs; Hq % Hkv == 0; D, Dv in [1, 256].
   /// Dtypes   q, k, v: f32 | f16 | bf16 (equal); out: any of them; lse f32. Accumulation f32, one
-  /// rounding at the end. Strides  any; last dimension contiguous; out and lse alias nothing. Units
-  /// lse: natural log of the sum of exp(softmax_scale * q.k). Empty    a row that sees no key: out
-  /// = 0, lse = -inf. Order    keys ascending from the chunk's first, in tiles of kKeyTile: one
-  ///          accumulator per element and tile, tiles added up in ascending order.
+  ///          rounding at the end.
+  /// Strides  any; last dimension contiguous; out and lse alias nothing.
+  /// Units    lse: natural log of the sum of exp(softmax_scale * q.k).
+  /// Empty    a row that sees no key: out = 0, lse = -inf.
+  /// Order    keys ascending from the chunk's first, in tiles of kKeyTile: one accumulator per
+  ///          element and tile, tiles added up in ascending order.
   ///          The bits of a row depend on the row, the keys it sees and the program only: not on
   ///          threads, on other rows, on packing or on strides.
   /// Errors   InvalidArgument before any work. Never communicates, allocates nothing.

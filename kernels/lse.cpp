@@ -1,5 +1,7 @@
 #include "kernels/lse.h"
 
+#include <cmath>  // std::log
+
 namespace cpattn {
 
 float finalize_lse(float m, float l) {
