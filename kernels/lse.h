@@ -1,11 +1,11 @@
 // The partial state of one (query row, head) and its algebra: what "merge" and "lse" mean, for
 // every backend.
 //
-// State   (m, l, o), with t = softmax_scale * log2(e) * q.k for each visible key:
+// State   (m, l, o), with t = softmax_scale * log2(e) * q.k of each visible key:
 //         m = max t (in units of log2), l = sum of 2^(t - m), o[Dv] = sum of 2^(t - m) * v.
 // Empty   m = -inf, l = 0, o = 0: the neutral element, bit for bit, on either side.
-// Result  out = o / l and lse = m * ln(2) + ln(l), the natural log of the sum of exp(scaled logits),
-//         in f32; an empty row gives out = 0, lse = -inf. Zeros of out are +0.
+// Result  out = o / l and lse = m * ln(2) + ln(l), the natural log of the sum of exp(scaled
+//         logits), in f32; an empty row gives out = 0, lse = -inf. Zeros of out are +0.
 // Merge   of left a and right b (tree positions, never arrival order):
 //         m = max(m_a, m_b);  w_a = 2^(m_a - m), w_b = 2^(m_b - m), both 0 when both are empty;
 //         l = fma(l_b, w_b, l_a * w_a);  o = fma(o_b, w_b, o_a * w_a).

@@ -30,7 +30,7 @@ State state_of(float out, float lse) {
   return {static_cast<float>(static_cast<double>(lse) * kLog2e), 1.0f, out};
 }
 
-/// The merge that the kernels run: one row of one tile, states in carried slots 0 and 1, result in 2.
+/// The merge that the kernels run: one row of one tile; states in slots 0 and 1, result in slot 2.
 State merge(const State& a, const State& b) {
   using cpu::kQueryTile;
   const AttentionShape shape{1, 1, 1, 1, 1.0};
