@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/block_attention.h"
+#include "kernels/block_gradient.h"
 #include "src/base/enum_names.h"
 
 namespace cpattn {
@@ -66,6 +67,8 @@ struct KernelTable {
   /// Register-only multiply-accumulates of the kind forward() uses for this dtype, on the calling
   /// thread: flops done in `rounds` rounds. For measuring the peak rate.
   double (*burn)(DType dtype, std::int64_t rounds) = nullptr;
+
+  GradientKernels gradient;
 };
 
 /// Kernels this build and this machine can run, best last.

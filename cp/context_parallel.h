@@ -1,0 +1,91 @@
+// The face for trainers: attention over a group of ranks that each hold a shard of the sequence.
+//
+//   auto group = std::make_shared<cpattn::MpiCommunicator>(my_mpi_comm);      // any subgroup
+//   cpattn::ContextParallelAttention attention(group, {.mask = cpattn::MaskKind::causal});
+//   auto plan = attention.plan({.shape = ..., .batch = cpattn::batch_of_one(seq, seq)});
+//   plan->forward({q, k, v, out, lse});                                       // per layer
+//   plan->backward({q, k, v, out, lse, dout, {}, dq, dk, dv});
+//
+// Policy: no globals; the group belongs to the handle and is never remembered anywhere else, so any
+// number of handles on any groups live side by side. Everything a call needs is decided and
+// allocated when it is planned (the backward's memory at the first backward()); after that no call
+// allocates memory that grows with the problem.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cp/config.h"
+#include "cp/plan.h"
+#include "cp/ring_attention.h"
+#include "cp/ring_gradient.h"
+#include "src/comm/communicator.h"
+
+namespace cpattn {
+
+/// What would run and why, or why nothing would; to_json() is the machine-readable form.
+struct Explanation {
+  bool is_supported = false;
+  std::vector<std::string> refusals;  ///< every reason, each naming field, value, expectation
+  std::string kernels;                ///< "cpu/avx512"
+  std::string numerics;
+  std::string transport;
+  std::string sharding;
+  std::string schedule;
+  std::string guarantee;  ///< "bitwise across CP sizes", or why not
+  std::int64_t rows = 0;  ///< of this rank
+  std::size_t memory_bytes = 0;
+  std::size_t forward_bytes_on_wire = 0;
+  std::size_t backward_bytes_on_wire = 0;
+
+  std::string to_json() const;
+};
+
+/// One planned problem: forward and backward for any number of layers of these shapes and lengths.
+///
+/// Lifetime       keeps its group alive; independent of the handle that made it.
+/// Thread-safety  one thread at a time, the same one for all plans of a group.
+class PlannedAttention {
+ public:
+  PlannedAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+                   const KernelTable& kernels, const Problem& problem);
+  ~PlannedAttention();
+
+  const Plan& plan() const;
+  const GradientPlan& gradient_plan() const;  ///< made when first asked for
+  Communicator& group() const;
+
+  /// Collective; contracts in ring_attention.h and ring_gradient.h.
+  void forward(const ForwardTensors& tensors);
+  void backward(const BackwardTensors& tensors);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// A group of ranks and a configuration.
+class ContextParallelAttention {
+ public:
+  /// `kernels`: nullptr is the best this machine has. Not collective; `config.threads` = 0 means 1
+  /// here (the library does not look at the machine).
+  ContextParallelAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+                           const KernelTable* kernels = nullptr);
+
+  /// Collective: all ranks must pass the same problem; InvalidArgument on all of them otherwise.
+  std::unique_ptr<PlannedAttention> plan(const Problem& problem) const;
+
+  /// Not collective, never throws for a problem that cannot run: says why instead.
+  Explanation explain(const Problem& problem) const;
+
+  const CpConfig& config() const { return config_; }
+  const std::shared_ptr<Communicator>& group() const { return group_; }
+
+ private:
+  std::shared_ptr<Communicator> group_;
+  CpConfig config_;
+  const KernelTable* kernels_;
+};
+
+}  // namespace cpattn

@@ -1,0 +1,52 @@
+// The distributed backward: kv shards travel as in forward, and sums of dk, dv go straight home.
+//
+// In each step a rank works on one arrived kv shard and folds, for every kv chunk of it, the leaves
+// of its own q chunks as far as the canonical tree over q chunks allows (gradient_schedule.h). What
+// is left, the *pieces*, are whole tree nodes; they leave for the owner of the shard while the next
+// step is computed, and the owner folds what arrives along the same tree. dq never travels. So five
+// products per pair, f32 on the wire, memory linear in the shard, and every sum is the same for
+// every split.
+#pragma once
+
+#include "cp/gradient_plan.h"
+#include "cp/plan.h"
+#include "src/comm/communicator.h"
+#include "src/comm/ring_exchange.h"
+#include "src/device/memory.h"
+
+namespace cpattn {
+
+/// Local shard of everything the backward reads and writes, rows as Plan::shard() orders them.
+struct BackwardTensors {
+  AnyConstTensor q;                 ///< [q_rows, Hq, D], as given to forward
+  AnyConstTensor k;                 ///< [kv_rows, Hkv, D]
+  AnyConstTensor v;                 ///< [kv_rows, Hkv, Dv]
+  AnyConstTensor out;               ///< [q_rows, Hq, Dv], as forward left it
+  TensorView<const float, 2> lse;   ///< [q_rows, Hq], as forward left it
+  AnyConstTensor dout;              ///< [q_rows, Hq, Dv], out's dtype or f32
+  TensorView<const float, 2> dlse;  ///< [q_rows, Hq]; no data: zeros
+  AnyTensor dq;                     ///< [q_rows, Hq, D], f32 | f16 | bf16
+  AnyTensor dk;                     ///< [kv_rows, Hkv, D]
+  AnyTensor dv;                     ///< [kv_rows, Hkv, Dv]
+};
+
+/// Owns the memory of one plan's backward on one communicator; backward() may be called any number
+/// of times.
+///
+/// Thread-safety  as RingAttention.
+class RingGradient {
+ public:
+  /// Collective, as RingAttention's. `plan`, `gradient` and `comm` must outlive this.
+  RingGradient(const Plan& plan, const GradientPlan& gradient, Communicator& comm);
+  ~RingGradient();
+
+  /// Collective. Gradients of this rank's q, k and v rows.
+  ///
+  /// Shapes   see BackwardTensors; gradients may have another dtype than their tensor. Strides any;
+  ///          last dimension contiguous; outputs alias neither inputs nor each other.
+  /// Errors   InvalidArgument on every rank, before any tensor moves; CommError as forward().
+  /// Cost     2 * Shard::visible_pairs * Hq * (3 D + 2 Dv) flop; GradientPlan::bytes_on_wire().
+  void backward(const BackwardTensors& tensors);
+};
+
+}  // namespace cpattn
