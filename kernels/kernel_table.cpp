@@ -35,7 +35,7 @@ struct CpuBackend {
   static constexpr KernelTable table(std::string_view name, Isa isa) {
     return {
         name,    isa, numerics, packed_kv_bytes, pack_kv, cpu::carried_slot_bytes, workspace_bytes,
-        forward, burn};
+        forward, burn, {}};
   }
 };
 
