@@ -73,6 +73,14 @@ struct PackQueriesArgs {
   std::byte* packed = nullptr;        ///< 64-byte aligned
 };
 
+/// The most any step of a backward holds; sizes the workspace.
+struct GradientLimits {
+  std::int64_t keys = 0;        ///< of all kv blocks of a step together
+  std::int64_t kv_blocks = 0;   ///< of a step
+  std::int64_t block_keys = 0;  ///< of the longest kv block
+  std::int64_t q_blocks = 0;    ///< q chunks of the shard
+};
+
 struct BackwardArgs {
   KernelProblem problem;
   std::span<const QueryBlock> q_blocks;  ///< all q chunks of the shard
@@ -84,7 +92,7 @@ struct BackwardArgs {
   std::span<std::byte* const> dkv_slots;  ///< dkv_slot_bytes(num_keys of its kv chunk) each
   AnyTensor dq;                           ///< [Tq, Hq, D], any dtype: results
   std::byte* workspace = nullptr;         ///< GradientKernels::workspace_bytes
-  StepLimits limits;                      ///< keys and blocks, as the workspace was sized
+  GradientLimits limits;                  ///< as the workspace was sized
   ProgressHook progress;
 };
 
@@ -128,7 +136,8 @@ struct GradientKernels {
   std::size_t (*dq_slot_bytes)(const KernelProblem& problem) = nullptr;
   /// f32 dk and dv of a kv chunk, all kv heads; a multiple of 64; no pointers inside: it travels.
   std::size_t (*dkv_slot_bytes)(const KernelProblem& problem, std::int64_t num_keys) = nullptr;
-  std::size_t (*workspace_bytes)(const KernelProblem& problem, const StepLimits& limits) = nullptr;
+  std::size_t (*workspace_bytes)(const KernelProblem& problem,
+                                 const GradientLimits& limits) = nullptr;
 
   /// Executes the tasks of one step.
   ///
