@@ -4,7 +4,7 @@
 #include <functional>
 #include <limits>
 
-#include "cp/reduction_tree.h"
+#include "src/base/reduction_tree.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
 

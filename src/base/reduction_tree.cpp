@@ -1,12 +1,12 @@
-#include "cp/reduction_tree.h"
+#include "src/base/reduction_tree.h"
 
 #include "src/base/error.h"
 
 namespace cpattn {
 
-void ReductionTree::add(std::int64_t chunk, int id, const Merge& merge) {
-  invariant(chunk >= 0 && chunk < num_chunks_, "chunk ", chunk, " of a tree of ", num_chunks_);
-  TreeNode node{0, chunk};
+void ReductionTree::add(TreeNode node, int id, const Merge& merge) {
+  invariant(exists(node), "node (", node.level, ", ", node.index, ") of a tree over [", first_,
+            ", ", end_, ")");
   while (!is_root(node)) {
     const TreeNode sibling{node.level, node.index ^ 1};
     if (exists(sibling)) {
@@ -18,7 +18,8 @@ void ReductionTree::add(std::int64_t chunk, int id, const Merge& merge) {
     }
     node = {node.level + 1, node.index >> 1};
   }
-  invariant(pending_.emplace(node, id).second, "chunk ", chunk, " arrived twice");
+  invariant(pending_.emplace(node, id).second, "node (", node.level, ", ", node.index,
+            ") arrived twice");
 }
 
 bool ReductionTree::is_complete() const {

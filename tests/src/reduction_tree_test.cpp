@@ -1,4 +1,4 @@
-#include "cp/reduction_tree.h"
+#include "src/base/reduction_tree.h"
 
 #include <gtest/gtest.h>
 
@@ -29,8 +29,7 @@ struct Folded {
   std::size_t most_pending = 0;
 };
 
-Folded fold(std::int64_t num_chunks, const Order& order) {
-  ReductionTree tree(num_chunks);
+Folded fold(ReductionTree& tree, const Order& order) {
   std::vector<std::string> values;
   Folded result;
   for (const std::int64_t chunk : order) {
@@ -46,6 +45,11 @@ Folded fold(std::int64_t num_chunks, const Order& order) {
   EXPECT_TRUE(tree.is_complete());
   if (tree.is_complete()) result.text = values[static_cast<std::size_t>(tree.root())];
   return result;
+}
+
+Folded fold(std::int64_t num_chunks, const Order& order) {
+  ReductionTree tree(num_chunks);
+  return fold(tree, order);
 }
 
 Order ascending(std::int64_t num_chunks, std::int64_t start = 0) {
@@ -111,6 +115,78 @@ TEST(ReductionTree, IsPrefixStable) {
     }
 }
 
+/// The same for the present leaves [first, end): an absent child leaves its place to its sibling.
+std::string defined_in(std::int64_t begin, std::int64_t width, std::int64_t first,
+                       std::int64_t end) {
+  if (begin >= end || begin + width <= first) return "";
+  if (width == 1) return std::to_string(begin);
+  const std::string left = defined_in(begin, width / 2, first, end);
+  const std::string right = defined_in(begin + width / 2, width / 2, first, end);
+  return left.empty() ? right : right.empty() ? left : pair_of(left, right);
+}
+
+TEST(ReductionTree, ARangeIsTheTreeWithoutTheAbsentLeaves) {
+  for (std::int64_t first = 0; first <= 33; ++first)
+    for (std::int64_t end = first + 1; end <= 34; ++end) {
+      Order order = ascending(end - first);
+      for (std::int64_t& leaf : order) leaf += first;
+      for (std::uint64_t seed = 0; seed < 3; ++seed) {
+        ReductionTree tree(first, end);
+        EXPECT_EQ(fold(tree, order).text, defined_in(0, 64, first, end)) << first << ", " << end;
+        for (std::size_t i = order.size(); i > 1; --i)
+          std::swap(order[i - 1], order[random_bits(seed, i) % i]);
+      }
+    }
+}
+
+TEST(ReductionTree, WholeNodesStandForTheirLeaves) {
+  // Leaves are dealt to `parts` in runs; each part folds its own, and what is left pending there
+  // enters the whole tree as nodes.
+  for (const std::int64_t first : {0, 3, 8})
+    for (const std::int64_t end : {9, 16, 29})
+      for (std::int64_t run = 1; run <= 6; ++run)
+        for (const std::int64_t parts : {1, 2, 3}) {
+          std::vector<std::string> values;
+          const auto merge = [&](int left, int right) {
+            values.push_back(pair_of(values[static_cast<std::size_t>(left)],
+                                     values[static_cast<std::size_t>(right)]));
+            return static_cast<int>(values.size()) - 1;
+          };
+          ReductionTree whole(first, end);
+          for (std::int64_t part = 0; part < parts; ++part) {
+            ReductionTree mine(first, end);
+            for (std::int64_t leaf = first; leaf < end; ++leaf) {
+              if (leaf / run % parts != part) continue;
+              values.push_back(std::to_string(leaf));
+              mine.add(leaf, static_cast<int>(values.size()) - 1, merge);
+            }
+            for (const auto& [node, id] : mine.pending()) whole.add(node, id, merge);
+          }
+          ASSERT_TRUE(whole.is_complete());
+          EXPECT_EQ(values[static_cast<std::size_t>(whole.root())], defined_in(0, 32, first, end));
+        }
+}
+
+TEST(ReductionTree, AscendingLeavesWaitAsAStack) {
+  // What a loop over ascending leaves relies on: a leaf is only ever combined with the last of
+  // those that wait, on its left.
+  for (std::int64_t stride = 1; stride <= 5; ++stride) {
+    ReductionTree tree(2, 61);
+    std::vector<int> stack;
+    int next = 0;
+    for (std::int64_t leaf = 2; leaf < 61; leaf += stride) {
+      stack.push_back(next++);
+      tree.add(leaf, stack.back(), [&](int left, int right) {
+        EXPECT_EQ(right, stack.back());
+        stack.pop_back();
+        EXPECT_EQ(left, stack.back());
+        return left;
+      });
+    }
+    EXPECT_EQ(tree.pending().size(), stack.size());
+  }
+}
+
 TEST(ReductionTree, ARingLeavesFewPending) {
   for (std::int64_t n = 2; n <= 129; ++n)
     for (std::int64_t start = 0; start < n; ++start) {
@@ -126,6 +202,9 @@ TEST(ReductionTree, WrongArrivalsAreOurBug) {
   EXPECT_THROW(tree.add(2, 1, merge), InternalError);
   EXPECT_THROW(tree.add(4, 1, merge), InternalError);
   EXPECT_THROW(tree.add(-1, 1, merge), InternalError);
+  ReductionTree range(2, 4);
+  EXPECT_THROW(range.add(1, 0, merge), InternalError);
+  EXPECT_THROW(range.add(TreeNode{1, 2}, 0, merge), InternalError);
 }
 
 TEST(ReductionTree, NoChunksNoRoot) {
