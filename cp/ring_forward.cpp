@@ -119,21 +119,9 @@ void RingAttention::pack_own(const ForwardTensors& tensors) {
                            .packed = exchange_.own().data()});
 }
 
-// One rank that throws alone is a hang for the others, so everybody hears what anybody refuses.
 void RingAttention::refuse_together(const ForwardTensors& tensors) {
-  const std::string mine = problems_with(plan_, tensors);
-  std::string all = mine.empty() ? "" : detail::concat("rank ", comm_.rank(), ": ", mine);
-  if (comm_.size() > 1) {
-    const auto deadline = deadline_after(Seconds(plan_.config().timeout_seconds));
-    const auto texts = comm_.all_gather(std::as_bytes(std::span(all)), deadline, "tensor check");
-    all.clear();
-    for (const std::vector<std::byte>& text : texts) {
-      if (text.empty()) continue;
-      if (!all.empty()) all += "; ";
-      all.append(reinterpret_cast<const char*>(text.data()), text.size());
-    }
-  }
-  require(all.empty(), all);
+  cpattn::refuse_together(comm_, problems_with(plan_, tensors),
+                          deadline_after(Seconds(plan_.config().timeout_seconds)), "tensor check");
 }
 
 }  // namespace cpattn

@@ -266,4 +266,17 @@ void agree(Communicator& comm, std::string_view lines, Clock::time_point deadlin
   throw InvalidArgument(message);
 }
 
+void refuse_together(Communicator& comm, std::string_view mine, Clock::time_point deadline,
+                     std::string_view what) {
+  const auto texts = comm.all_gather(std::as_bytes(std::span(mine)), deadline, what);
+  std::string all;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const std::string_view text(reinterpret_cast<const char*>(texts[rank].data()),
+                                texts[rank].size());
+    if (text.empty()) continue;
+    all += detail::concat(all.empty() ? "" : "; ", "rank ", rank, ": ", text);
+  }
+  require(all.empty(), all);
+}
+
 }  // namespace cpattn
