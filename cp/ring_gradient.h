@@ -47,6 +47,11 @@ class RingGradient {
   /// Errors   InvalidArgument on every rank, before any tensor moves; CommError as forward().
   /// Cost     2 * Shard::visible_pairs * Hq * (3 D + 2 Dv) flop; GradientPlan::bytes_on_wire().
   void backward(const BackwardTensors& tensors);
+
+ private:
+  const Plan& plan_;
+  const GradientPlan& gradient_;
+  Communicator& comm_;
 };
 
 }  // namespace cpattn
