@@ -24,19 +24,25 @@
 
 namespace cpattn {
 
-/// What would run and why, or why nothing would; to_json() is the machine-readable form.
+/// What would run and why, or why nothing would, for this rank; to_json() is the machine-readable
+/// form: one object with these names as keys.
 struct Explanation {
   bool is_supported = false;
   std::vector<std::string> refusals;  ///< every reason, each naming field, value, expectation
-  std::string kernels;                ///< "cpu/avx512"
-  std::string numerics;
+  int rank = 0;
+  int world_size = 0;
+  std::string kernels;   ///< "cpu/avx512", ...
+  std::string numerics;  ///< the arithmetic for this dtype; equal names give equal bits
   std::string transport;
   std::string sharding;
   std::string schedule;
-  std::string guarantee;  ///< "bitwise across CP sizes", or why not
-  std::int64_t rows = 0;  ///< of this rank
-  std::size_t memory_bytes = 0;
-  std::size_t forward_bytes_on_wire = 0;
+  std::string guarantee;  ///< "bitwise across CP sizes", or why not; empty when refused
+  std::int64_t q_rows = 0;
+  std::int64_t kv_rows = 0;
+  std::int64_t visible_pairs = 0;         ///< (query, key) pairs this rank computes
+  std::size_t forward_memory_bytes = 0;   ///< taken by plan(); the caller's tensors not counted
+  std::size_t backward_memory_bytes = 0;  ///< taken by the first backward()
+  std::size_t forward_bytes_on_wire = 0;  ///< payload this rank sends in one forward
   std::size_t backward_bytes_on_wire = 0;
 
   std::string to_json() const;
@@ -44,8 +50,13 @@ struct Explanation {
 
 /// One planned problem: forward and backward for any number of layers of these shapes and lengths.
 ///
-/// Lifetime       keeps its group alive; independent of the handle that made it.
-/// Thread-safety  one thread at a time, the same one for all plans of a group.
+/// Lifetime       keeps its group alive; independent of the handle that made it. Neither copied nor
+///                moved: it is held by the pointer that plan() returns, and a plan that exists works.
+/// Thread-safety  one thread at a time for all plans of a group. Plans of different groups are
+///                independent (MPI itself must then be initialised for more than one thread).
+/// Memory         taken by plan() (forward) and by the first backward(). After that a call
+///                allocates only what the exchange of one line of text per rank takes: a number of
+///                small blocks that depends on the group's size and on nothing else.
 class PlannedAttention {
  public:
   PlannedAttention(std::shared_ptr<Communicator> group, const CpConfig& config,

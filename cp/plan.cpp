@@ -44,21 +44,6 @@ struct RangeCheck {
   }
 };
 
-void check(const Problem& problem, const CpConfig& config, int rank, int world_size) {
-  std::vector<std::string> problems;
-  collect(problems, [&] { validate(problem.shape); });
-  collect(problems, [&] { validate(problem.batch); });
-  for_each_cp_field(config, RangeCheck{problems});
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    problems.push_back(detail::concat("rank ", rank, " of world_size ", world_size,
-                                      ": expected 0 <= rank < world_size"));
-  }
-  if (problems.empty()) return;
-  std::string text;
-  for (const std::string& item : problems) text += (text.empty() ? "" : "; ") + item;
-  throw InvalidArgument(text);
-}
-
 /// A digest of who owns what.
 std::uint64_t digest_of(const Sharding& sharding) {
   Digest digest;
@@ -87,7 +72,27 @@ std::uint64_t digest_of(const SequenceBatch& batch) {
   return digest.value();
 }
 
+void check(const Problem& problem, const CpConfig& config, int rank, int world_size) {
+  std::string text;
+  for (const std::string& item : problems_with(problem, config, rank, world_size))
+    text += (text.empty() ? "" : "; ") + item;
+  require(text.empty(), text);
+}
+
 }  // namespace
+
+std::vector<std::string> problems_with(const Problem& problem, const CpConfig& config, int rank,
+                                       int world_size) {
+  std::vector<std::string> problems;
+  collect(problems, [&] { validate(problem.shape); });
+  collect(problems, [&] { validate(problem.batch); });
+  for_each_cp_field(config, RangeCheck{problems});
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    problems.push_back(detail::concat("rank ", rank, " of world_size ", world_size,
+                                      ": expected 0 <= rank < world_size"));
+  }
+  return problems;
+}
 
 Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& kernels, int rank,
            int world_size)

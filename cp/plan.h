@@ -24,6 +24,11 @@ struct Problem {
   DType out_dtype = DType::f32;  ///< of out
 };
 
+/// Everything that keeps a Plan from being made, each naming field, value and expectation; empty
+/// when nothing does. Pure.
+std::vector<std::string> problems_with(const Problem& problem, const CpConfig& config, int rank,
+                                       int world_size);
+
 /// Bytes a rank needs, by purpose. All linear in its shard (times log2 of its chunks for carried
 /// states).
 struct MemoryPlan {

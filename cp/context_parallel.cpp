@@ -1,0 +1,135 @@
+#include "cp/context_parallel.h"
+
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/json_text.h"
+
+namespace cpattn {
+namespace {
+
+/// The plan of this rank, or the same InvalidArgument on every rank when any of them cannot make
+/// its own.
+Plan planned_together(Communicator& group, const CpConfig& config, const KernelTable& kernels,
+                      const Problem& problem) {
+  std::string refusal;
+  for (const std::string& item : problems_with(problem, config, group.rank(), group.size()))
+    refusal += (refusal.empty() ? "" : "; ") + item;
+  // A timeout that is itself refused cannot bound the wait for the others.
+  const CpConfig usual;
+  const double timeout = refusal.empty() ? config.timeout_seconds : usual.timeout_seconds;
+  refuse_together(group, refusal, deadline_after(Seconds(timeout)), "plan check");
+  return Plan(problem, config, kernels, group.rank(), group.size());
+}
+
+}  // namespace
+
+// Destroyed from the bottom up: what reads the plan and the group goes before them.
+struct PlannedAttention::State {
+  std::shared_ptr<Communicator> group;
+  Plan plan;
+  RingAttention attention;
+  std::unique_ptr<GradientPlan> gradient_plan;
+  std::unique_ptr<RingGradient> gradient;
+
+  State(std::shared_ptr<Communicator> ranks, const CpConfig& config, const KernelTable& kernels,
+        const Problem& problem)
+      : group(std::move(ranks)),
+        plan(planned_together(*group, config, kernels, problem)),
+        attention(plan, *group) {}
+};
+
+PlannedAttention::PlannedAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+                                   const KernelTable& kernels, const Problem& problem) {
+  require(group != nullptr, "group is null: expected a communicator");
+  state_ = std::make_unique<State>(std::move(group), config, kernels, problem);
+}
+
+PlannedAttention::~PlannedAttention() = default;
+
+const Plan& PlannedAttention::plan() const { return state_->plan; }
+
+const GradientPlan& PlannedAttention::gradient_plan() const {
+  if (!state_->gradient_plan) state_->gradient_plan = std::make_unique<GradientPlan>(plan());
+  return *state_->gradient_plan;
+}
+
+Communicator& PlannedAttention::group() const { return *state_->group; }
+
+void PlannedAttention::forward(const ForwardTensors& tensors) {
+  state_->attention.forward(tensors);
+}
+
+void PlannedAttention::backward(const BackwardTensors& tensors) {
+  if (!state_->gradient) {
+    state_->gradient = std::make_unique<RingGradient>(plan(), gradient_plan(), group());
+  }
+  state_->gradient->backward(tensors);
+}
+
+ContextParallelAttention::ContextParallelAttention(std::shared_ptr<Communicator> group,
+                                                   const CpConfig& config,
+                                                   const KernelTable* kernels)
+    : group_(std::move(group)),
+      config_(config),
+      kernels_(kernels != nullptr ? kernels : &default_kernels()) {
+  require(group_ != nullptr, "group is null: expected a communicator");
+}
+
+std::unique_ptr<PlannedAttention> ContextParallelAttention::plan(const Problem& problem) const {
+  return std::make_unique<PlannedAttention>(group_, config_, *kernels_, problem);
+}
+
+Explanation ContextParallelAttention::explain(const Problem& problem) const {
+  Explanation result;
+  result.rank = group_->rank();
+  result.world_size = group_->size();
+  result.kernels = kernels_->name;
+  result.numerics = kernels_->numerics(problem.dtype);
+  result.transport = group_->transport();
+  result.sharding = name_of(config_.sharding);
+  result.schedule = name_of(config_.schedule);
+  result.refusals = problems_with(problem, config_, result.rank, result.world_size);
+  if (!result.refusals.empty()) return result;
+  try {
+    const Plan plan(problem, config_, *kernels_, result.rank, result.world_size);
+    const GradientPlan gradient(plan);
+    const MemoryPlan memory = plan.memory();
+    result.guarantee = plan.guarantee();
+    result.q_rows = plan.shard().q_rows;
+    result.kv_rows = plan.shard().kv_rows;
+    result.visible_pairs = plan.shard().visible_pairs;
+    result.forward_memory_bytes = memory.total() - memory.inputs - memory.outputs;
+    result.backward_memory_bytes = gradient.memory_bytes();
+    result.forward_bytes_on_wire = plan.bytes_on_wire();
+    result.backward_bytes_on_wire = gradient.bytes_on_wire();
+  } catch (const Error& error) {  // a refusal is an answer here
+    result.refusals.emplace_back(error.what());
+  }
+  result.is_supported = result.refusals.empty();
+  return result;
+}
+
+std::string Explanation::to_json() const {
+  return JsonText()
+      .add("is_supported", is_supported)
+      .add("refusals", refusals)
+      .add("rank", rank)
+      .add("world_size", world_size)
+      .add("kernels", kernels)
+      .add("numerics", numerics)
+      .add("transport", transport)
+      .add("sharding", sharding)
+      .add("schedule", schedule)
+      .add("guarantee", guarantee)
+      .add("q_rows", q_rows)
+      .add("kv_rows", kv_rows)
+      .add("visible_pairs", visible_pairs)
+      .add("forward_memory_bytes", forward_memory_bytes)
+      .add("backward_memory_bytes", backward_memory_bytes)
+      .add("forward_bytes_on_wire", forward_bytes_on_wire)
+      .add("backward_bytes_on_wire", backward_bytes_on_wire)
+      .text();
+}
+
+}  // namespace cpattn
