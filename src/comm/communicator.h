@@ -28,7 +28,14 @@ inline Clock::time_point deadline_after(Seconds timeout) {
 
 /// Message kinds; a (peer, tag) pair is a FIFO channel. Kept below 2^15, the least a transport must
 /// offer.
-enum class Tag : int { ring_header = 1, ring_payload = 2, gather = 3, test = 4 };
+enum class Tag : int {
+  ring_header = 1,
+  ring_payload = 2,
+  gather = 3,
+  test = 4,
+  direct_header = 5,
+  direct_payload = 6
+};
 
 /// A posted message that has not been seen to complete. Move it, test it, never drop it while
 /// active.

@@ -5,22 +5,19 @@
 // slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
 // post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
 // received into a slot only after that slot's own send was seen complete, so nothing in flight is
-// written. Every hop posts one header and one payload each way, whatever the sizes (empty spans
-// included), so sends and receives always match: four operations per hop and rank (the transport
-// cuts huge messages). The header carries hop, owner, byte count and the owner's checksum, and is
-// what lengths are verified by. After a CommError the exchange throws it again on every further
+// written. A hop is a Transfer (transfer.h): four operations per hop and rank, verified by a header
+// that carries the owner's checksum. After a CommError the exchange throws it again on every further
 // post() or wait().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "src/comm/communicator.h"
+#include "src/comm/transfer.h"
 #include "src/device/memory.h"
 
 namespace cpattn {
@@ -33,12 +30,7 @@ struct RingOptions {
       0;  ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
 };
 
-struct RingStats {
-  std::int64_t hops = 0;
-  std::int64_t messages_posted = 0;  ///< sends + receives, equal on every rank
-  std::size_t bytes_sent = 0;        ///< payload bytes
-  double exposed_seconds = 0.0;  ///< time spent inside wait(): transfer not hidden behind compute
-};
+using RingStats = TransferStats;
 
 class RingExchange {
  public:
@@ -73,30 +65,18 @@ class RingExchange {
   static std::size_t workspace_bytes(std::span<const std::size_t> span_bytes);
 
  private:
-  struct Hop;
-
   int last_step() const { return comm_.size() - 1; }
   int owner_at(int step) const;
-  void post_messages();
-  void progress();
-  void try_progress() noexcept;
-  void verify_header();
-  void verify_payload() const;
-  std::string describe_late() const;
   std::string place() const;
 
   Communicator& comm_;
   std::vector<std::size_t> span_bytes_;
   RingOptions options_;
   Buffer slots_[2];
-  Buffer headers_;  // outgoing, incoming
   int current_slot_ = 0;
   int step_ = 0;
-  Clock::time_point next_poll_{};
-  std::unique_ptr<Hop> hop_;            // what is in flight; always allocated
   std::uint64_t current_checksum_ = 0;  // of the span in the current slot, as its owner computed it
-  std::exception_ptr failure_;
-  RingStats stats_;
+  Transfer hop_;
 };
 
 }  // namespace cpattn

@@ -3,6 +3,7 @@
 #include <climits>
 
 #include "tests/src/communicator_contract.h"
+#include "tests/src/direct_exchange_contract.h"
 #include "tests/src/ring_exchange_contract.h"
 
 namespace cpattn {
@@ -29,6 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Mpi, RingContract, testing::ValuesIn(mpi_worlds()), wor
 INSTANTIATE_TEST_SUITE_P(Mpi, BC_069, testing::ValuesIn(mpi_worlds()), world_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, BC_071, testing::ValuesIn(mpi_worlds()), world_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, BC_072, testing::ValuesIn(mpi_worlds()), world_name);
+INSTANTIATE_TEST_SUITE_P(Mpi, DirectContract, testing::ValuesIn(mpi_worlds()), world_name);
 
 TEST(MpiCommunicator, RefusesLimitsAnMpiCountCannotHold) {
   const MpiOptions none{.max_message_bytes = 0};
