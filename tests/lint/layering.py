@@ -22,7 +22,9 @@ _ARROWS = (
     # The table is where backends are listed.
     (r"kernels/kernel_table\.cpp$", r"src/(?:base|device)/|kernels/"),
     (r"kernels/", r"src/(?:base|device)/|kernels/[^/]+$"),
-    (r"cp/", r"src/|kernels/[^/]+$|cp/"),
+    # gradcheck asks the reference directly.
+    (r"cp/bindings/", r"src/|kernels/[^/]+$|kernels/reference/|cp/"),
+    (r"cp/", r"src/|kernels/[^/]+$|cp/(?!bindings/)"),
     (r"launch/", r"src/|kernels/|cp/|launch/"),
     (r"tests/", r""),
 )
@@ -35,6 +37,7 @@ _THIRD_PARTY_ROOMS = (
     (r"cpuid\.h|sys/auxv\.h|asm/hwcap\.h", r"kernels/|launch/"),
     (r"yaml-cpp/.*|boost/.*|nlohmann/.*", r"launch/|tests/launch/"),
     (r"fmt/.*", r".*\.cpp$"),
+    (r"pybind11/.*", r"cp/bindings/"),
     (r"gtest/.*|gmock/.*", r"tests/"),
     (r"cblas\.h", r"launch/"),
     (r"dlfcn\.h", r"launch/"),

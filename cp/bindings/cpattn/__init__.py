@@ -1,0 +1,36 @@
+"""Attention over a sequence that several ranks share, with bits that do not depend on the split.
+
+    import cpattn
+    group = cpattn.world()                      # the ranks mpirun started, or this process alone
+    attention = cpattn.Attention(group, causal=True)
+    plan = attention.plan(seq_len=4096, num_heads=8, num_kv_heads=2, head_dim=64)
+    out, lse = plan.forward(cpattn_shard_of_q, k, v)
+
+Works with numpy alone; `cpattn.torch` (imported by `import cpattn.torch`) is the part that needs
+PyTorch. Arrays are looked at through the buffer protocol or DLPack: nothing is copied.
+"""
+
+from cpattn._cpattn import (
+    CommError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    UnsupportedError,
+    __version__,
+)
+from cpattn.attention import Attention, Plan
+from cpattn.groups import Group, self_group, world
+
+__all__ = [
+    "Attention",
+    "CommError",
+    "Error",
+    "Group",
+    "InternalError",
+    "InvalidArgumentError",
+    "Plan",
+    "UnsupportedError",
+    "__version__",
+    "self_group",
+    "world",
+]

@@ -1,0 +1,149 @@
+"""Which ranks share a sequence: the world, an mpi4py communicator, or this process alone.
+
+MPI is used as it is found. When mpi4py (or the program itself) initialised it, that is what is
+used and the one who initialised it finalises it. Otherwise, started by mpirun, `world()`
+initialises MPI and takes it down again when Python ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any, Optional, Union
+
+from cpattn import _cpattn
+from cpattn._cpattn import Group as _Group
+from cpattn._cpattn import InvalidArgumentError, UnsupportedError
+
+GroupLike = Union[None, "_Group", Any]
+
+# What launchers put into the environment of the processes they start.
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE")
+
+# The world's group, and the MPI session when it is ours. MPI itself is one per process.
+_world: Optional[_Group] = None
+_session: Optional["_cpattn.MpiSession"] = None
+_self: Optional[_Group] = None
+_keyval: Optional[int] = None
+
+
+def _is_launched() -> bool:
+    return any(name in os.environ for name in _LAUNCHED)
+
+
+def _require_same_mpi() -> None:
+    """Two MPI libraries in one process do not know each other's handles."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None:
+        return
+    theirs, ours = mpi.Get_library_version().strip("\0"), _cpattn.mpi_version().strip("\0")
+    if theirs != ours:
+        raise UnsupportedError(
+            f"mpi4py uses {theirs.splitlines()[0]}, cpattn was built with "
+            f"{ours.splitlines()[0]}: expected the same library; build both against one MPI"
+        )
+
+
+def _leave() -> None:
+    """At the end of Python. A rank that failed must not wait for the others in MPI_Finalize."""
+    global _session, _world
+    if _session is None:
+        return
+    if getattr(sys, "last_type", None) is not None or _cpattn.has_comm_failed():
+        _session.give_up()
+    _world = None
+    _session = None
+
+
+def world() -> _Group:
+    """All ranks that mpirun started; outside mpirun, this process alone.
+
+    Collective at its first call. The same object every time.
+
+    Raises:
+        UnsupportedError: started by mpirun, but built without MPI or with another MPI library
+            than mpi4py's.
+    """
+    global _session, _world
+    if _world is not None:
+        return _world
+    if not _cpattn.has_mpi:
+        if _is_launched() and os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+            raise UnsupportedError(
+                "started by mpirun, but this cpattn was built without MPI: install an MPI with its "
+                "headers (Debian: libopenmpi-dev) and build it again"
+            )
+        return self_group()
+    _require_same_mpi()
+    if not _cpattn.is_mpi_running():
+        if not _is_launched():
+            return self_group()
+        _session = _cpattn.MpiSession()
+        atexit.register(_leave)
+    _world = _cpattn.world_group()
+    return _world
+
+
+def self_group() -> _Group:
+    """A group of this process alone; uses no MPI. The same object every time."""
+    global _self
+    if _self is None:
+        _self = _cpattn.self_group()
+    return _self
+
+
+def Group(comm: Any) -> _Group:  # noqa: N802 - reads as the constructor it is
+    """The group of an mpi4py communicator: any subgroup, of intracommunicator kind.
+
+    Collective over `comm` at the first call for it: the communicator is duplicated, so that our
+    messages never meet yours. Kept with the communicator (as an MPI attribute) and freed when that
+    is freed; the same object every time until then.
+
+    Args:
+        comm: `mpi4py.MPI.Comm`; or a group, which is returned as it is.
+    Raises:
+        InvalidArgumentError: for anything else, and for MPI.COMM_NULL.
+    """
+    if isinstance(comm, _Group):
+        return comm
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(comm, mpi.Comm):
+        raise InvalidArgumentError(_not_a_group(comm))
+    if comm == mpi.COMM_NULL:
+        raise InvalidArgumentError("group: MPI.COMM_NULL, expected a communicator this rank is in")
+    if comm.Is_inter():
+        raise InvalidArgumentError("group: an intercommunicator, expected an intracommunicator")
+    if not _cpattn.has_mpi:
+        raise UnsupportedError(
+            "this cpattn was built without MPI: install an MPI with its headers (Debian: "
+            "libopenmpi-dev) and build it again"
+        )
+    _require_same_mpi()
+    global _keyval
+    if _keyval is None:
+        # Deleting the attribute drops the group; dup() of a communicator does not inherit it.
+        _keyval = mpi.Comm.Create_keyval()
+    group = comm.Get_attr(_keyval)
+    if group is None:
+        group = _cpattn.group_at(mpi._addressof(comm))
+        comm.Set_attr(_keyval, group)
+    return group
+
+
+def _not_a_group(comm: Any) -> str:
+    kind = f"{type(comm).__module__}.{type(comm).__qualname__}"
+    if kind.startswith("torch."):
+        return (
+            f"group: a {kind}; torch.distributed groups have no MPI communicator to use: expected "
+            "an mpi4py communicator of the same ranks (mpi4py.MPI.COMM_WORLD.Split(...)), "
+            "cpattn.world() or cpattn.self_group()"
+        )
+    return (
+        f"group: a {kind}, expected cpattn.world(), cpattn.self_group(), or an mpi4py communicator"
+    )
+
+
+def group_of(group: GroupLike) -> _Group:
+    """The group that an argument `group=` means; None: the world."""
+    return world() if group is None else Group(group)

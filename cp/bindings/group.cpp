@@ -1,0 +1,128 @@
+#include "cp/bindings/group.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "src/base/error.h"
+#include "src/comm/self_comm.h"
+#ifdef CP_WITH_MPI
+#include "src/comm/mpi_comm.h"
+#endif
+
+namespace cpattn::python {
+namespace {
+
+std::vector<py::bytes> all_gather(Group& group, const py::bytes& data, double timeout) {
+  const std::string_view mine = data;
+  std::vector<std::vector<std::byte>> all;
+  {
+    const Group::Use use(group);
+    const py::gil_scoped_release release;
+    all = group.comm().all_gather(std::as_bytes(std::span(mine)), deadline_after(Seconds(timeout)),
+                                  "all_gather");
+  }
+  std::vector<py::bytes> result;
+  for (const std::vector<std::byte>& bytes : all)
+    result.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return result;
+}
+
+std::string group_text(const Group& group) {
+  return detail::concat("<cpattn.Group rank ", group.comm().rank(), " of ", group.comm().size(),
+                        ", transport ", group.comm().transport(), ">");
+}
+
+#ifdef CP_WITH_MPI
+
+/// `address` is where an MPI_Comm lies, as mpi4py's MPI._addressof() tells it.
+std::shared_ptr<Group> group_at(std::uintptr_t address) {
+  auto comm = std::make_shared<MpiCommunicator>(*reinterpret_cast<MPI_Comm*>(address));
+  const int local_ranks = comm->node_place().size;
+  return std::make_shared<Group>(std::move(comm), local_ranks);
+}
+
+std::shared_ptr<Group> world_group() {
+  MPI_Comm world = MPI_COMM_WORLD;
+  return group_at(reinterpret_cast<std::uintptr_t>(&world));
+}
+
+std::string mpi_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+bool is_mpi_running() {
+  int is_initialized = 0, is_finalized = 0;
+  MPI_Initialized(&is_initialized);
+  MPI_Finalized(&is_finalized);
+  return is_initialized != 0 && is_finalized == 0;
+}
+
+void bind_mpi(py::module_& module) {
+  module.attr("has_mpi") = true;
+  py::class_<MpiSession>(module, "MpiSession", "MPI_Init_thread now, MPI_Finalize in finish().")
+      .def(py::init([] { return new MpiSession(nullptr, nullptr); }))
+      .def("give_up", &MpiSession::give_up, "Leave without the finalize that waits for all ranks.");
+  module.def("group_at", &group_at, py::arg("address"));
+  module.def("world_group", &world_group);
+  module.def("mpi_version", &mpi_version);
+  module.def("is_mpi_running", &is_mpi_running);
+}
+
+#else
+
+void bind_mpi(py::module_& module) { module.attr("has_mpi") = false; }
+
+#endif
+
+}  // namespace
+
+Group::Use::Use(Group& group) : group_(group) {
+  require(!group.is_used_.exchange(true), "rank ", group.comm().rank(),
+          ": this group is in use by another thread, expected one thread at a time");
+}
+
+void Group::agree(const std::string& lines, const std::string& complaint, Seconds timeout) {
+  const Use use(*this);
+  const py::gil_scoped_release release;
+  if (comm_->size() == 1) return require(complaint.empty(), complaint);
+  const std::string mine =
+      complaint.empty() ? "" : detail::concat("rank ", comm_->rank(), ": ", complaint);
+  const auto texts =
+      comm_->all_gather(std::as_bytes(std::span(mine)), deadline_after(timeout), "argument check");
+  std::string all;
+  for (const std::vector<std::byte>& text : texts) {
+    if (text.empty()) continue;
+    if (!all.empty()) all += "; ";
+    all.append(reinterpret_cast<const char*>(text.data()), text.size());
+  }
+  require(all.empty(), all);
+  if (!lines.empty()) cpattn::agree(*comm_, lines, deadline_after(timeout));
+}
+
+void bind_group(py::module_& module) {
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group")
+      .def_property_readonly("rank", [](const Group& group) { return group.comm().rank(); })
+      .def_property_readonly("size", [](const Group& group) { return group.comm().size(); })
+      .def_property_readonly("transport",
+                             [](const Group& group) { return group.comm().transport(); })
+      .def_property_readonly("local_ranks", &Group::local_ranks)
+      .def(
+          "agree",
+          [](Group& group, const std::string& lines, const std::string& complaint, double timeout) {
+            group.agree(lines, complaint, Seconds(timeout));
+          },
+          py::arg("lines"), py::arg("complaint") = "", py::arg("timeout") = 60.0)
+      .def("all_gather", &all_gather, py::arg("data"), py::arg("timeout") = 60.0)
+      .def("__repr__", &group_text);
+  module.def("self_group",
+             [] { return std::make_shared<Group>(std::make_shared<SelfCommunicator>(), 1); });
+  bind_mpi(module);
+}
+
+}  // namespace cpattn::python

@@ -1,0 +1,49 @@
+// Group: the ranks that share a sequence, as Python sees them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "src/comm/communicator.h"
+
+namespace cpattn::python {
+
+namespace py = pybind11;
+
+class Group {
+ public:
+  Group(std::shared_ptr<Communicator> comm, int local_ranks)
+      : comm_(std::move(comm)), local_ranks_(local_ranks) {}
+
+  Communicator& comm() const { return *comm_; }
+  const std::shared_ptr<Communicator>& shared() const { return comm_; }
+  int local_ranks() const { return local_ranks_; }
+
+  /// Held while a call talks to the peers: a second thread is refused, not interleaved.
+  class Use {
+   public:
+    explicit Use(Group& group);
+    ~Use() { group_.is_used_ = false; }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Group& group_;
+  };
+
+  /// Collective. Every rank passes what it refuses ("" for nothing); InvalidArgument on all of them
+  /// when any refused. Then compares `lines` as agree() does.
+  void agree(const std::string& lines, const std::string& complaint, Seconds timeout);
+
+ private:
+  std::shared_ptr<Communicator> comm_;
+  int local_ranks_;
+  std::atomic<bool> is_used_ = false;
+};
+
+void bind_group(py::module_& module);
+
+}  // namespace cpattn::python
