@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "src/base/dtype.h"
-
 namespace cpattn {
 namespace {
 
@@ -16,28 +14,19 @@ const Document* document_of(const SequenceBatch& batch, std::int64_t row) {
   return nullptr;
 }
 
-double dot(const AnyConstTensor& q, std::int64_t q_row, std::int64_t q_head,
-           const AnyConstTensor& k, std::int64_t k_row, std::int64_t k_head) {
-  const void* left = q.row(q_row, q_head);
-  const void* right = k.row(k_row, k_head);
-  double sum = 0.0;
-  for (std::int64_t d = 0; d < q.shape[2]; ++d) {
-    sum += static_cast<double>(load_as_float(left, q.dtype, d)) *
-           static_cast<double>(load_as_float(right, k.dtype, d));
-  }
-  return sum;
-}
-
 /// sum_j p_j |s_j| of one row and head.
 double weighted_logit(const reference::AttentionArgs& args, std::int64_t row, std::int64_t head,
                       std::int64_t num_keys, double lse) {
   const Document* document = document_of(args.batch, row);
   if (document == nullptr || !std::isfinite(lse)) return 0.0;
+  const auto dim = static_cast<std::size_t>(args.shape.head_dim);
+  std::vector<double> q(dim);
+  std::vector<double> k(dim);
+  args.q.read(row, head, q.data());
   double sum = 0.0;
   for (std::int64_t j = 0; j < num_keys; ++j) {
-    const double logit =
-        args.shape.softmax_scale *
-        dot(args.q, row, head, args.k, document->kv_begin + j, head / args.shape.group_size());
+    args.k.read(document->kv_begin + j, head / args.shape.group_size(), k.data());
+    const double logit = args.shape.softmax_scale * reference::dot(q.data(), k.data(), dim);
     sum += std::exp(logit - lse) * std::fabs(logit);
   }
   return std::isfinite(sum) ? sum : 0.0;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/mask.h"
+#include "kernels/reference/tensor.h"
 #include "kernels/shape.h"
-#include "src/base/tensor_view.h"
 
 namespace cpattn::reference {
 
@@ -16,9 +16,9 @@ struct AttentionArgs {
   AttentionShape shape;
   SequenceBatch batch;
   MaskKind mask = MaskKind::full;
-  AnyConstTensor q;                    ///< [q_rows, Hq, D], global
-  AnyConstTensor k;                    ///< [kv_rows, Hkv, D]
-  AnyConstTensor v;                    ///< [kv_rows, Hkv, Dv]
+  Tensor q;                            ///< [q_rows, Hq, D], global
+  Tensor k;                            ///< [kv_rows, Hkv, D]
+  Tensor v;                            ///< [kv_rows, Hkv, Dv]
   std::span<const std::int64_t> rows;  ///< global q rows to compute, any order; empty: all
   int num_threads = 1;                 ///< rows are dealt to std::threads; no bit depends on it
 };
@@ -33,7 +33,7 @@ struct AttentionResult {
 /// computed in double from the exact inputs.
 ///
 /// Errors  InvalidArgument for shapes that do not fit, rows out of range.
-/// Cost    2 * pairs * Hq * (D + Dv) flop in double; memory O(longest kv document) per thread.
+/// Cost    2 * pairs * Hq * (D + Dv) flop in double; memory for one head of k and v in double.
 AttentionResult attention(const AttentionArgs& args);
 
 }  // namespace cpattn::reference
