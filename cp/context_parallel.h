@@ -51,7 +51,7 @@ struct Explanation {
 /// One planned problem: forward and backward for any number of layers of these shapes and lengths.
 ///
 /// Lifetime       keeps its group alive; independent of the handle that made it. Neither copied nor
-///                moved: it is held by the pointer that plan() returns, and a plan that exists works.
+///                moved: the pointer that plan() returns holds it, and a plan that exists works.
 /// Thread-safety  one thread at a time for all plans of a group. Plans of different groups are
 ///                independent (MPI itself must then be initialised for more than one thread).
 /// Memory         taken by plan() (forward) and by the first backward(). After that a call

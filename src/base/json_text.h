@@ -1,5 +1,5 @@
-// JsonText: a JSON object written key by key. Below the roof nothing but this needs JSON, so it is a
-// few lines of our own; what reads JSON lives in launch.
+// JsonText: a JSON object written key by key. Nothing else below the roof needs JSON, so this is
+// a few lines of our own; what reads JSON lives in launch.
 #pragma once
 
 #include <concepts>

@@ -34,7 +34,8 @@ enum class Tag : int {
   gather = 3,
   test = 4,
   direct_header = 5,
-  direct_payload = 6
+  direct_payload = 6,
+  ordered_sum = 7
 };
 
 /// A posted message that has not been seen to complete. Move it, test it, never drop it while
