@@ -1,7 +1,10 @@
 #include "kernels/kernel_table.h"
 
+#include "kernels/cpu/backward.h"
+#include "kernels/cpu/dkv_sums.h"
 #include "kernels/cpu/forward.h"
 #include "kernels/cpu/packed_kv.h"
+#include "kernels/cpu/packed_queries.h"
 #include "kernels/cpu/tile_kernels.h"
 #include "src/base/error.h"
 
@@ -9,6 +12,36 @@ namespace cpattn {
 namespace {
 
 using GetTileKernels = const cpu::TileKernels& (*)();
+
+/// Its backward half.
+template <GetTileKernels Get>
+struct CpuGradient {
+  static cpu::Engine engine(DType dtype) { return cpu::gradient_engine_of(dtype, Get()); }
+
+  static std::size_t packed_kv_bytes(const KernelProblem& problem, std::int64_t num_keys) {
+    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
+    return sizes.k + sizes.v;
+  }
+  static void pack_kv(const PackKvArgs& args) {
+    cpu::pack_kv(args, Get(), engine(args.problem.dtype));
+  }
+  static void pack_queries(const PackQueriesArgs& args) { cpu::pack_queries(args, Get()); }
+  static std::size_t workspace_bytes(const KernelProblem& problem, const GradientLimits& limits) {
+    return cpu::gradient_workspace_bytes(problem, Get(), limits);
+  }
+  static void backward(const BackwardArgs& args) { cpu::backward(args, Get()); }
+  static void sum_dkv(const SumDkvArgs& args) { cpu::sum_dkv(args, Get()); }
+
+  static constexpr GradientKernels kKernels{.packed_kv_bytes = packed_kv_bytes,
+                                            .pack_kv = pack_kv,
+                                            .packed_query_bytes = cpu::packed_query_bytes,
+                                            .pack_queries = pack_queries,
+                                            .dq_slot_bytes = cpu::dq_slot_bytes,
+                                            .dkv_slot_bytes = cpu::dkv_slot_bytes,
+                                            .workspace_bytes = workspace_bytes,
+                                            .backward = backward,
+                                            .sum_dkv = sum_dkv};
+};
 
 /// The CPU backend on one instruction set, as the free functions a KernelTable holds.
 template <GetTileKernels Get>
@@ -25,7 +58,9 @@ struct CpuBackend {
     const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
     return sizes.k + sizes.v;
   }
-  static void pack_kv(const PackKvArgs& args) { cpu::pack_kv(args, Get()); }
+  static void pack_kv(const PackKvArgs& args) {
+    cpu::pack_kv(args, Get(), engine(args.problem.dtype));
+  }
   static std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits) {
     return cpu::workspace_bytes(problem, Get(), limits);
   }
@@ -33,9 +68,16 @@ struct CpuBackend {
   static double burn(DType dtype, std::int64_t rounds) { return Get().burn(engine(dtype), rounds); }
 
   static constexpr KernelTable table(std::string_view name, Isa isa) {
-    return {
-        name,    isa, numerics, packed_kv_bytes, pack_kv, cpu::carried_slot_bytes, workspace_bytes,
-        forward, burn, {}};
+    return {.name = name,
+            .isa = isa,
+            .numerics = numerics,
+            .packed_kv_bytes = packed_kv_bytes,
+            .pack_kv = pack_kv,
+            .carried_slot_bytes = cpu::carried_slot_bytes,
+            .workspace_bytes = workspace_bytes,
+            .forward = forward,
+            .burn = burn,
+            .gradient = CpuGradient<Get>::kKernels};
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "kernels/cpu/compute_blocks.h"
 #include "kernels/cpu/packed_kv.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
@@ -9,28 +10,17 @@
 namespace cpattn::cpu {
 namespace {
 
-std::int64_t tiles_per_chunk(const KernelProblem& problem) {
-  return ceil_div(problem.max_chunk_rows, kQueryTile);
-}
-
 /// Floats of each part of one thread's memory.
 struct ThreadLayout {
   std::int64_t q, scores, states;
   std::int64_t total() const { return q + scores + states; }
 };
 
-/// Parts whose sizes are multiples of 4 KiB would start at equal page offsets, and a load from one
-/// would wait for a store to another with the same low 12 bits. Some lines in between avoid that
-/// (measured: 5 points of the FMA peak).
-constexpr std::int64_t kStagger = 33 * 16;
-
 ThreadLayout thread_layout(const KernelProblem& problem, Engine engine, int num_scratch_slots) {
   const std::int64_t steps = steps_of(engine, problem.shape.head_dim);
   return {steps * kQueryTile + kStagger, kKeyTile * kQueryTile + kStagger,
           num_scratch_slots * state_floats(problem.shape.value_dim)};
 }
-
-bool must_widen(DType dtype, Engine engine) { return dtype != DType::f32 && engine == Engine::f32; }
 
 /// The workspace: [threads][blocks of the step][widened k and v].
 struct Workspace {
@@ -80,48 +70,11 @@ void check(const ForwardArgs& args) {
           " of ", args.limits.keys);
 }
 
-/// Floats of k and of v of all heads in compute form, f32 engine.
-std::int64_t widened_k(const AttentionShape& shape, std::int64_t num_keys) {
-  return shape.num_kv_heads * panels(num_keys) * kPanel * shape.head_dim;
-}
-std::int64_t widened_v(const AttentionShape& shape, std::int64_t num_keys) {
-  return shape.num_kv_heads * panels(shape.value_dim) * kPanel * num_keys;
-}
-
-/// Where each block lies in compute form; widened blocks follow each other in `area`.
-void place_blocks(const ForwardArgs& args, Engine engine, ComputeBlock* blocks, float* area) {
-  const AttentionShape& shape = args.problem.shape;
-  for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
-    const KvBlock& from = args.kv_blocks[i];
-    blocks[i].num_keys = from.num_keys;
-    if (must_widen(args.problem.dtype, engine)) {
-      blocks[i].k = area;
-      blocks[i].v = area + widened_k(shape, from.num_keys);
-      area += widened_k(shape, from.num_keys) + widened_v(shape, from.num_keys);
-    } else {
-      const PackedSizes sizes = packed_sizes(args.problem, engine, from.num_keys);
-      blocks[i].k = reinterpret_cast<const float*>(from.packed);
-      blocks[i].v = reinterpret_cast<const float*>(from.packed + sizes.k);
-    }
-  }
-}
-
-void widen_block(const ForwardArgs& args, const TileKernels& kernels, std::size_t index,
-                 const ComputeBlock& block) {
-  const AttentionShape& shape = args.problem.shape;
-  const DType dtype = args.problem.dtype;
-  const KvBlock& from = args.kv_blocks[index];
-  const PackedSizes sizes = packed_sizes(args.problem, Engine::f32, from.num_keys);
-  kernels.widen(from.packed, dtype, widened_k(shape, from.num_keys), const_cast<float*>(block.k));
-  kernels.widen(from.packed + sizes.k, dtype, widened_v(shape, from.num_keys),
-                const_cast<float*>(block.v));
-}
-
 /// Piece of work `index`: heads outermost (neighbours share k and v), long programs first.
 TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* blocks,
                std::int64_t index) {
   const AttentionShape& shape = args.problem.shape;
-  const std::int64_t tiles = tiles_per_chunk(args.problem);
+  const std::int64_t tiles = tiles_of(args.problem.max_chunk_rows);
   const auto programs = static_cast<std::int64_t>(args.programs.size());
   const std::int64_t tile = tiles - 1 - index % tiles;
   const std::int64_t program_index = programs - 1 - index / tiles % programs;
@@ -169,11 +122,12 @@ void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
   if (must_widen(args.problem.dtype, engine)) {
 #pragma omp for schedule(dynamic, 1)
     for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
-      widen_block(args, kernels, i, workspace.blocks[i]);
+      widen_block(args.problem, kernels, args.kv_blocks[i], workspace.blocks[i]);
       if (thread == 0) args.progress();
     }
   }
-  const std::int64_t num_jobs = args.problem.shape.num_heads * tiles_per_chunk(args.problem) *
+  const std::int64_t num_jobs = args.problem.shape.num_heads *
+                                tiles_of(args.problem.max_chunk_rows) *
                                 static_cast<std::int64_t>(args.programs.size());
 #pragma omp for schedule(dynamic, 1)
   for (std::int64_t i = 0; i < num_jobs; ++i) {
@@ -187,7 +141,7 @@ void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
 }  // namespace
 
 std::size_t carried_slot_bytes(const KernelProblem& problem) {
-  return static_cast<std::size_t>(problem.shape.num_heads * tiles_per_chunk(problem) *
+  return static_cast<std::size_t>(problem.shape.num_heads * tiles_of(problem.max_chunk_rows) *
                                   state_floats(problem.shape.value_dim)) *
          sizeof(float);
 }
@@ -195,23 +149,16 @@ std::size_t carried_slot_bytes(const KernelProblem& problem) {
 std::size_t workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
                             const StepLimits& limits) {
   const Engine engine = engine_of(problem.dtype, kernels.has_bf16_dot);
-  std::size_t bytes =
-      thread_area_bytes(problem, engine, limits.scratch_slots) + block_area_bytes(limits);
-  if (must_widen(problem.dtype, engine)) {
-    // Every block fills up to a whole panel of keys.
-    const std::int64_t k_keys = limits.keys + limits.blocks * (kPanel - 1);
-    bytes += static_cast<std::size_t>(widened_k(problem.shape, k_keys) +
-                                      widened_v(problem.shape, limits.keys)) *
+  return thread_area_bytes(problem, engine, limits.scratch_slots) + block_area_bytes(limits) +
+         static_cast<std::size_t>(widened_floats(problem, engine, limits.keys, limits.blocks)) *
              sizeof(float);
-  }
-  return bytes;
 }
 
 void forward(const ForwardArgs& args, const TileKernels& kernels) {
   check(args);
   const Engine engine = engine_of(args.problem.dtype, kernels.has_bf16_dot);
   const Workspace workspace = carve(args, engine);
-  place_blocks(args, engine, workspace.blocks, workspace.widened);
+  place_blocks(args.problem, engine, args.kv_blocks, workspace.blocks, workspace.widened);
   if (args.problem.num_threads == 1) {
     work(args, kernels, engine, workspace);
     return;

@@ -48,9 +48,8 @@ PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64
   return {round_up(heads * head.k, kAlignment), round_up(heads * head.v, kAlignment)};
 }
 
-void pack_kv(const PackKvArgs& args, const TileKernels& kernels) {
+void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine) {
   const AttentionShape& shape = args.problem.shape;
-  const Engine engine = engine_of(args.problem.dtype, kernels.has_bf16_dot);
   check(args.k, "k", args.problem, args.k.shape[0], shape.head_dim);
   check(args.v, "v", args.problem, args.k.shape[0], shape.value_dim);
   const auto element = static_cast<std::int64_t>(size_of(args.problem.dtype));

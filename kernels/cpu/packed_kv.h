@@ -25,6 +25,6 @@ struct PackedSizes {
 };
 PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys);
 
-void pack_kv(const PackKvArgs& args, const TileKernels& kernels);
+void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine);
 
 }  // namespace cpattn::cpu

@@ -22,12 +22,13 @@ CP_INLINE F load_unaligned(const void* p) {
 }
 CP_INLINE void store_unaligned(void* p, F v) { std::memcpy(p, &v, sizeof(v)); }
 
-// larger(a, b) is a > b ? a : b: a NaN in b comes through, a NaN in a does not. select_less(a, b,
-// yes, no) takes `no` when either is NaN.
+// larger(a, b) is a > b ? a : b, and smaller likewise: a NaN in b comes through, a NaN in a does
+// not. select_less(a, b, yes, no) takes `no` when either is NaN.
 #if defined(__AVX512F__)
 CP_INLINE F broadcast(float x) { return (F)_mm512_set1_ps(x); }
 CP_INLINE F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 CP_INLINE F larger(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
+CP_INLINE F smaller(F a, F b) { return (F)_mm512_min_ps((__m512)a, (__m512)b); }
 CP_INLINE F select_less(F a, F b, F yes, F no) {
   const __mmask16 is_less = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ);
   return (F)_mm512_mask_blend_ps(is_less, (__m512)no, (__m512)yes);
@@ -36,6 +37,7 @@ CP_INLINE F select_less(F a, F b, F yes, F no) {
 CP_INLINE F broadcast(float x) { return (F)_mm256_set1_ps(x); }
 CP_INLINE F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 CP_INLINE F larger(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+CP_INLINE F smaller(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
 CP_INLINE F select_less(F a, F b, F yes, F no) {
   const __m256 is_less = _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_LT_OQ);
   return (F)_mm256_blendv_ps((__m256)no, (__m256)yes, is_less);
@@ -56,6 +58,7 @@ CP_INLINE F fma(F a, F b, F c) {
 #endif
 }
 CP_INLINE F larger(F a, F b) { return (a > b) ? a : b; }
+CP_INLINE F smaller(F a, F b) { return (a < b) ? a : b; }
 CP_INLINE F select_less(F a, F b, F yes, F no) { return (a < b) ? yes : no; }
 #endif
 

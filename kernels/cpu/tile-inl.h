@@ -26,11 +26,11 @@ struct ScoreScale {
   std::uint32_t q_flip;  ///< xor-mask on the elements of q
 };
 
-CP_INLINE ScoreScale score_scale(const TileJob& job) {
-  const double scale = job.shape->softmax_scale * kLog2e;
+CP_INLINE ScoreScale score_scale(double softmax_scale, Engine engine) {
+  const double scale = softmax_scale * kLog2e;
   const float magnitude = static_cast<float>(scale < 0 ? -scale : scale);
   if (magnitude == 0.0f) return {1.0f, 0u, 0u};
-  const std::uint32_t signs = job.engine == Engine::f32 ? 0x80000000u : 0x80008000u;
+  const std::uint32_t signs = engine == Engine::f32 ? 0x80000000u : 0x80008000u;
   return {magnitude, 0xffffffffu, scale < 0 ? signs : 0u};
 }
 
@@ -216,7 +216,7 @@ void finalize_empty(const TileJob& job) {
 
 template <Engine E>
 void run_program(const TileJob& job, const TileScratch& scratch) {
-  const ScoreScale scale = score_scale(job);
+  const ScoreScale scale = score_scale(job.shape->softmax_scale, E);
   bool has_queries = false;
   for (std::int64_t i = 0; i < job.num_ops; ++i) {
     const StateOp& op = job.ops[i];

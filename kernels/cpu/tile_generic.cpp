@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cpu/gradient_kernels.h"
 #include "kernels/cpu/tile_kernels.h"
 #include "kernels/lse.h"
 
@@ -31,13 +32,19 @@ namespace generic {
 #include "kernels/cpu/block-inl.h"
 #include "kernels/cpu/pack-inl.h"
 #include "kernels/cpu/widen-inl.h"
-// tile-inl.h last: it uses all of them.
+// tile-inl.h next: it uses all of them, and the backward uses it.
 #include "kernels/cpu/tile-inl.h"
+// The backward, products first.
+#include "kernels/cpu/gradient_products-inl.h"
+#include "kernels/cpu/gradient_tile-inl.h"
+// gradient_rows-inl.h last: it lists the backward's functions.
+#include "kernels/cpu/gradient_rows-inl.h"
 }  // namespace generic
 
 const TileKernels& generic_tile_kernels() {
-  static constexpr TileKernels kKernels{generic::pack, generic::run_tile, generic::widen,
-                                        generic::burn, false};
+  static constexpr TileKernels kKernels{generic::pack,  generic::run_tile,
+                                        generic::widen, generic::burn,
+                                        false,          &generic::kGradientKernels};
   return kKernels;
 }
 

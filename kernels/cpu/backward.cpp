@@ -1,0 +1,260 @@
+#include "kernels/cpu/backward.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/compute_blocks.h"
+#include "kernels/cpu/gradient_kernels.h"
+#include "kernels/cpu/unit_queue.h"
+#include "src/base/error.h"
+#include "src/base/integers.h"
+
+namespace cpattn::cpu {
+namespace {
+
+/// Floats of each part of one thread's memory.
+struct ThreadLayout {
+  std::int64_t weights, slopes, dq, dkv;
+  std::int64_t total() const { return weights + slopes + dq + dkv; }
+};
+
+ThreadLayout thread_layout(const AttentionShape& shape, const GradientLimits& limits) {
+  return {kKeyTile * kQueryTile + kStagger, kKeyTile * kQueryTile + kStagger,
+          dq_tile_floats(shape) + kStagger, limits.block_keys * dkv_row_floats(shape) + kStagger};
+}
+
+/// The workspace: [threads][units][blocks of the step][widened k and v].
+struct Workspace {
+  std::size_t threads, units, blocks, widened;
+  std::size_t total() const { return threads + units + blocks + widened; }
+};
+
+Workspace workspace_of(const KernelProblem& problem, Engine engine, const GradientLimits& limits) {
+  const std::int64_t thread = thread_layout(problem.shape, limits).total();
+  const std::int64_t widened = widened_floats(problem, engine, limits.keys, limits.kv_blocks);
+  const auto whole_lines = [](std::size_t bytes) { return round_up(bytes, std::size_t{64}); };
+  return {
+      static_cast<std::size_t>(thread * problem.num_threads) * sizeof(float),
+      whole_lines(UnitQueue::bytes(limits.q_blocks, limits.kv_blocks, problem.shape.num_kv_heads)),
+      whole_lines(static_cast<std::size_t>(limits.kv_blocks) * sizeof(ComputeBlock)),
+      static_cast<std::size_t>(widened) * sizeof(float)};
+}
+
+void check_blocks(const BackwardArgs& args) {
+  const GradientLimits& limits = args.limits;
+  std::int64_t keys = 0, longest = 0;
+  for (const KvBlock& block : args.kv_blocks) {
+    keys += block.num_keys;
+    longest = std::max(longest, block.num_keys);
+  }
+  const auto kv_blocks = static_cast<std::int64_t>(args.kv_blocks.size());
+  const auto q_blocks = static_cast<std::int64_t>(args.q_blocks.size());
+  require(keys <= limits.keys && kv_blocks <= limits.kv_blocks && longest <= limits.block_keys,
+          kv_blocks, " kv blocks of ", keys, " keys, the longest of ", longest, ": planned for ",
+          limits.kv_blocks, " of ", limits.keys, ", the longest of ", limits.block_keys);
+  require(q_blocks <= limits.q_blocks, q_blocks, " q chunks, planned for ", limits.q_blocks);
+  for (const QueryBlock& block : args.q_blocks) {
+    require(block.num_rows >= 0 && block.num_rows <= args.problem.max_chunk_rows &&
+                block.row_begin >= 0 && block.row_begin + block.num_rows <= args.dq.shape[0],
+            "q chunk of rows [", block.row_begin, ", ", block.row_begin + block.num_rows,
+            "): expected at most ", args.problem.max_chunk_rows, " rows within ", args.dq.shape[0]);
+  }
+}
+
+void check_task(const BackwardArgs& args, const GradientTask& task) {
+  require(task.q_chunk >= 0 && task.q_chunk < static_cast<std::int64_t>(args.q_blocks.size()),
+          "task on q chunk ", task.q_chunk, " of ", args.q_blocks.size());
+  require(task.kv_block >= 0 && task.kv_block < static_cast<std::int64_t>(args.kv_blocks.size()),
+          "task on kv block ", task.kv_block, " of ", args.kv_blocks.size());
+  const auto check_scratch = [](SlotIndex slot, bool continues) {
+    require(!is_scratch(slot) || (slot == scratch_slot(0) && !continues), "scratch slot ",
+            scratch_number(slot), continues ? " continued" : "",
+            ": expected 0, and a fresh start for it");
+  };
+  const auto check_dkv = [&](SlotIndex slot) {
+    check_scratch(slot, false);
+    require(is_scratch(slot) || slot < static_cast<std::int64_t>(args.dkv_slots.size()),
+            "dkv slot ", slot, " of ", args.dkv_slots.size());
+  };
+  check_scratch(task.dq, task.continues_dq);
+  check_scratch(task.dkv, task.continues_dkv);
+  check_dkv(task.dkv);
+  for (const SumOp& op : task.dq_sums)
+    for (const SlotIndex slot : {op.dst, op.left, op.right}) check_scratch(slot, false);
+  for (const SumOp& op : task.dkv_sums)
+    for (const SlotIndex slot : {op.dst, op.left, op.right}) check_dkv(slot);
+  if (task.dq_result != kNoSlot) check_scratch(task.dq_result, false);
+}
+
+void check(const BackwardArgs& args) {
+  const AttentionShape& shape = args.problem.shape;
+  require(args.dq.shape[1] == shape.num_heads && args.dq.shape[2] == shape.head_dim &&
+              args.dq.strides[2] == 1,
+          "dq [", args.dq.shape[0], ", ", args.dq.shape[1], ", ", args.dq.shape[2],
+          "], last stride ", args.dq.strides[2], ": expected [rows, ", shape.num_heads, ", ",
+          shape.head_dim, "] with a contiguous last dimension");
+  check_blocks(args);
+  for (const GradientTask& task : args.tasks) check_task(args, task);
+}
+
+/// One step: what all threads share.
+class Step {
+ public:
+  Step(const BackwardArgs& args, const TileKernels& kernels)
+      : args_(args),
+        kernels_(kernels),
+        engine_(gradient_engine_of(args.problem.dtype, kernels)),
+        layout_(workspace_of(args.problem, engine_, args.limits)),
+        blocks_(reinterpret_cast<ComputeBlock*>(args.workspace + layout_.threads + layout_.units)),
+        queue_(args.tasks, static_cast<std::int64_t>(args.q_blocks.size()),
+               static_cast<std::int64_t>(args.kv_blocks.size()), args.problem.shape.num_kv_heads,
+               args.workspace + layout_.threads) {
+    place_blocks(args.problem, engine_, args.kv_blocks, blocks_,
+                 reinterpret_cast<float*>(args.workspace + layout_.threads + layout_.units +
+                                          layout_.blocks));
+  }
+
+  /// This thread's share of everything. Must be called by all threads of the team (or outside of
+  /// one).
+  void work() {
+    const ProgressHook progress = omp_get_thread_num() == 0 ? args_.progress : ProgressHook{};
+    if (must_widen(args_.problem.dtype, engine_)) {
+#pragma omp for schedule(dynamic, 1)
+      for (std::size_t i = 0; i < args_.kv_blocks.size(); ++i) {
+        widen_block(args_.problem, kernels_, args_.kv_blocks[i], blocks_[i]);
+        progress();
+      }
+    }
+    UnitQueue::Unit unit;
+    while (queue_.take(unit)) {
+      queue_.await(unit, progress);
+      run(unit, progress);
+      queue_.finish(unit);
+    }
+  }
+
+ private:
+  struct Scratch {
+    GradientScratch tile;
+    float* dq;
+    float* dkv;
+  };
+
+  Scratch scratch() const {
+    const ThreadLayout layout = thread_layout(args_.problem.shape, args_.limits);
+    float* weights =
+        reinterpret_cast<float*>(args_.workspace) + omp_get_thread_num() * layout.total();
+    float* slopes = weights + layout.weights;
+    float* dq = slopes + layout.slopes;
+    return {{weights, slopes}, dq, dq + layout.dq};
+  }
+
+  void run(const UnitQueue::Unit& unit, const ProgressHook& progress) const {
+    const GradientTask& task = args_.tasks[static_cast<std::size_t>(unit.task)];
+    const KvBlock& block = args_.kv_blocks[static_cast<std::size_t>(task.kv_block)];
+    const AttentionShape& shape = args_.problem.shape;
+    const Scratch memory = scratch();
+    const std::int64_t dkv_floats = block.num_keys * dkv_row_floats(shape);
+    const auto dkv_of = [&](SlotIndex slot) {
+      return is_scratch(slot)
+                 ? memory.dkv
+                 : reinterpret_cast<float*>(args_.dkv_slots[static_cast<std::size_t>(slot)]) +
+                       unit.kv_head * dkv_floats;
+    };
+    float* dkv = dkv_of(task.dkv);
+    if (!task.continues_dkv) std::fill_n(dkv, dkv_floats, 0.0f);
+    const std::int64_t group = shape.group_size();
+    const std::int64_t tiles =
+        tiles_of(args_.q_blocks[static_cast<std::size_t>(task.q_chunk)].num_rows);
+    for (std::int64_t head = unit.kv_head * group; head < (unit.kv_head + 1) * group; ++head) {
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        run_tile(task, head, tile, memory, dkv, progress);
+      }
+    }
+    for (const SumOp& op : task.dkv_sums) {
+      kernels_.gradient->add(dkv_of(op.left), dkv_of(op.right), dkv_floats, dkv_of(op.dst));
+    }
+  }
+
+  void run_tile(const GradientTask& task, std::int64_t head, std::int64_t tile,
+                const Scratch& memory, float* dkv, const ProgressHook& progress) const {
+    const AttentionShape& shape = args_.problem.shape;
+    const QueryBlock& queries = args_.q_blocks[static_cast<std::size_t>(task.q_chunk)];
+    const ComputeBlock& block = blocks_[task.kv_block];
+    const std::int64_t kv_head = head / shape.group_size();
+    const std::int64_t first_row = tile * kQueryTile;
+    const std::int64_t num_rows = std::min(queries.num_rows - first_row, kQueryTile);
+    const std::int64_t dq_floats = dq_tile_floats(shape);
+    const std::int64_t tiles_per_slot = tiles_of(args_.problem.max_chunk_rows);
+    const auto dq_of = [&](SlotIndex slot) {
+      const std::int64_t place = (slot * shape.num_heads + head) * tiles_per_slot + tile;
+      return is_scratch(slot) ? memory.dq
+                              : reinterpret_cast<float*>(args_.dq_slots) + place * dq_floats;
+    };
+    float* dq = dq_of(task.dq);
+    if (!task.continues_dq) std::fill_n(dq, dq_floats, 0.0f);
+    const std::int64_t packed_tile = head * tiles_of(queries.num_rows) + tile;
+    kernels_.gradient->run_gradient(
+        {.shape = &shape,
+         .mask = task.mask,
+         .first_row = first_row,
+         .num_rows = num_rows,
+         .queries = reinterpret_cast<const float*>(queries.packed) +
+                    packed_tile * query_tile_layout(shape).total,
+         .k = block.k + kv_head * panels(block.num_keys) * kPanel * shape.head_dim,
+         .v = block.v + kv_head * panels(shape.value_dim) * kPanel * block.num_keys,
+         .num_keys = block.num_keys,
+         .dq = dq,
+         .dkv = dkv,
+         .progress = progress},
+        memory.tile);
+    for (const SumOp& op : task.dq_sums) {
+      kernels_.gradient->add(dq_of(op.left), dq_of(op.right), dq_floats, dq_of(op.dst));
+    }
+    if (task.dq_result == kNoSlot) return;
+    kernels_.gradient->finish_lanes(
+        dq_of(task.dq_result),
+        {.data = args_.dq.row(queries.row_begin + first_row, head),
+         .row_bytes = args_.dq.strides[0] * static_cast<std::int64_t>(size_of(args_.dq.dtype)),
+         .dtype = args_.dq.dtype,
+         .num_rows = num_rows,
+         .dim = shape.head_dim,
+         .scale = static_cast<float>(shape.softmax_scale)});
+  }
+
+  const BackwardArgs& args_;
+  const TileKernels& kernels_;
+  Engine engine_;
+  Workspace layout_;
+  ComputeBlock* blocks_;
+  UnitQueue queue_;
+};
+
+}  // namespace
+
+Engine gradient_engine_of(DType, const TileKernels&) { return Engine::f32; }
+
+std::size_t dq_slot_bytes(const KernelProblem& problem) {
+  return static_cast<std::size_t>(problem.shape.num_heads * tiles_of(problem.max_chunk_rows) *
+                                  dq_tile_floats(problem.shape)) *
+         sizeof(float);
+}
+
+std::size_t gradient_workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
+                                     const GradientLimits& limits) {
+  return workspace_of(problem, gradient_engine_of(problem.dtype, kernels), limits).total();
+}
+
+void backward(const BackwardArgs& args, const TileKernels& kernels) {
+  check(args);
+  Step step(args, kernels);
+  if (args.problem.num_threads == 1) {
+    step.work();
+    return;
+  }
+#pragma omp parallel num_threads(args.problem.num_threads)
+  step.work();
+}
+
+}  // namespace cpattn::cpu

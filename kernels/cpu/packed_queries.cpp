@@ -1,0 +1,87 @@
+#include "kernels/cpu/packed_queries.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/gradient_kernels.h"
+#include "src/base/error.h"
+
+namespace cpattn::cpu {
+namespace {
+
+void check(const PackQueriesArgs& args) {
+  const AttentionShape& shape = args.problem.shape;
+  const std::int64_t rows = args.q.shape[0];
+  const auto fits = [&](const AnyConstTensor& tensor, std::int64_t dim, const char* name) {
+    require(tensor.shape[0] == rows && tensor.shape[1] == shape.num_heads &&
+                tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1),
+            name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
+            "], last stride ", tensor.strides[2], ": expected [", rows, ", ", shape.num_heads, ", ",
+            dim, "] with a contiguous last dimension");
+  };
+  fits(args.q, shape.head_dim, "q");
+  fits(args.out, shape.value_dim, "out");
+  fits(args.dout, shape.value_dim, "dout");
+  require(args.q.dtype == args.problem.dtype, "q is ", name_of(args.q.dtype), ", expected ",
+          name_of(args.problem.dtype));
+  const auto fits_rows = [&](const TensorView<const float, 2>& view, const char* name) {
+    require(view.shape[0] == rows && view.shape[1] == shape.num_heads, name, " [", view.shape[0],
+            ", ", view.shape[1], "]: expected [", rows, ", ", shape.num_heads, "]");
+  };
+  fits_rows(args.lse, "lse");
+  if (args.dlse.data != nullptr) fits_rows(args.dlse, "dlse");
+  for (const PackChunk& chunk : args.chunks) {
+    require(chunk.row_begin >= 0 && chunk.num_keys >= 0 && chunk.row_begin + chunk.num_keys <= rows,
+            "q chunk of rows [", chunk.row_begin, ", ", chunk.row_begin + chunk.num_keys, ") of ",
+            rows);
+  }
+}
+
+StridedRows rows_of(const AnyConstTensor& tensor, std::int64_t row, std::int64_t head) {
+  return {tensor.row(row, head),
+          tensor.strides[0] * static_cast<std::int64_t>(size_of(tensor.dtype)), tensor.dtype};
+}
+
+void pack_tile(const PackQueriesArgs& args, const TileKernels& kernels, const PackChunk& chunk,
+               std::int64_t head, std::int64_t tile) {
+  const std::int64_t first_row = tile * kQueryTile, row = chunk.row_begin + first_row;
+  const bool has_dlse = args.dlse.data != nullptr;
+  const std::int64_t index = head * tiles_of(chunk.num_keys) + tile;
+  kernels.gradient->pack_query_tile(
+      {.shape = &args.problem.shape,
+       .num_rows = std::min(chunk.num_keys - first_row, kQueryTile),
+       .q = rows_of(args.q, row, head),
+       .out = rows_of(args.out, row, head),
+       .dout = rows_of(args.dout, row, head),
+       .lse = &args.lse(row, head),
+       .lse_stride = args.lse.strides[0],
+       .dlse = has_dlse ? &args.dlse(row, head) : nullptr,
+       .dlse_stride = args.dlse.strides[0],
+       .packed = reinterpret_cast<float*>(args.packed + chunk.offset) +
+                 index * query_tile_layout(args.problem.shape).total});
+}
+
+}  // namespace
+
+std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
+  return static_cast<std::size_t>(problem.shape.num_heads * tiles_of(num_rows) *
+                                  query_tile_layout(problem.shape).total) *
+         sizeof(float);
+}
+
+void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels) {
+  check(args);
+  std::int64_t tiles = 0;
+  for (const PackChunk& chunk : args.chunks) tiles = std::max(tiles, tiles_of(chunk.num_keys));
+  const std::int64_t heads = args.problem.shape.num_heads;
+  const std::int64_t num_jobs = static_cast<std::int64_t>(args.chunks.size()) * tiles * heads;
+  // Heads inside: the caller's rows hold all heads side by side.
+#pragma omp parallel for num_threads(args.problem.num_threads) if (args.problem.num_threads > 1) \
+    schedule(dynamic, 1)
+  for (std::int64_t i = 0; i < num_jobs; ++i) {
+    const PackChunk& chunk = args.chunks[static_cast<std::size_t>(i / heads / tiles)];
+    const std::int64_t tile = i / heads % tiles;
+    if (tile < tiles_of(chunk.num_keys)) pack_tile(args, kernels, chunk, i % heads, tile);
+  }
+}
+
+}  // namespace cpattn::cpu
