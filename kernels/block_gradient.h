@@ -4,9 +4,9 @@
 // Nouns as in block_attention.h. A *task* makes two leaves: the contribution of one kv chunk to dq
 // of one q chunk, and that of one q chunk (all its query heads) to dk, dv of one kv chunk. A leaf
 // is computed from a fresh start; the sums after it fold it into the canonical trees of that q
-// chunk (over kv chunks) and of that kv chunk (over q chunks). Leaves, partial sums and what travels
-// between ranks are f32 and unscaled: softmax_scale is applied once to dq and dk, with the one
-// rounding to the caller's type, when they are finished. Which slot holds what is data made by cp;
+// chunk (over kv chunks) and of that kv chunk (over q chunks). Leaves, partial sums and what
+// travels between ranks are f32 and unscaled: softmax_scale is applied once to dq and dk, with the
+// one rounding to the caller's type, when they are finished. Which slot holds what is data made by cp;
 // a kernel executes it and knows nothing of why it is so.
 //
 // Mathematics, for row i and key j that it sees (Dao 2022, section 3.1, with dlse):

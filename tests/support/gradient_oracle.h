@@ -1,7 +1,8 @@
 // The gradients of an attention problem in double, by the definition, and beside every element the
 // most an f32 kernel may be off.
 //
-// u = 2^-24, b = 2^-8 where weights are rounded to bf16 (0 elsewhere), g(n) = n u / (1 - n u). With S = |softmax_scale|, all to first order in u:
+// u = 2^-24, b = 2^-8 where weights are rounded to bf16 (0 elsewhere), g(n) = n u / (1 - n u). With
+// S = |softmax_scale|, all to first order in u:
 //   weight  p errs relatively by r = S g(D + 4) sum_d |q k| (the score, its scaling, and what
 //           stored scores of the same size did to lse) + 4 u (1 + |lse|) (lse stored in f32, in
 //           units of log2, subtracted) + 4e-7 (two powers of two) + g(n) (the sum inside lse)
