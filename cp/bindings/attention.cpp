@@ -3,14 +3,15 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <deque>
 #include <memory>
 #include <optional>
 
 #include "cp/bindings/array.h"
 #include "cp/bindings/group.h"
 #include "cp/bindings/options.h"
-#include "cp/plan.h"
-#include "cp/ring_attention.h"
+#include "cp/context_parallel.h"
 #include "src/base/error.h"
 
 namespace cpattn::python {
@@ -18,34 +19,62 @@ namespace {
 
 using Lengths = std::vector<std::int64_t>;
 
+/// The arrays of one call: each is held as long as its view is used.
+class Arguments {
+ public:
+  const Array& hold(const py::object& object, std::string_view name) {
+    return held_.emplace_back(array_from(object, name));
+  }
+
+ private:
+  std::deque<Array> held_;
+};
+
 class PyPlan {
  public:
-  PyPlan(std::shared_ptr<Group> group, const CpConfig& config, const KernelTable& kernels,
-         const Problem& problem)
-      : group_(std::move(group)),
-        plan_(problem, config, kernels, group_->comm().rank(), group_->comm().size()),
-        ring_(plan_, group_->comm()) {}
+  PyPlan(std::shared_ptr<Group> group, std::unique_ptr<PlannedAttention> planned)
+      : group_(std::move(group)), planned_(std::move(planned)) {}
 
-  Group& group() const { return *group_; }
-  const Plan& plan() const { return plan_; }
+  const Plan& plan() const { return planned_->plan(); }
 
   void forward(const py::object& q, const py::object& k, const py::object& v, const py::object& out,
                const py::object& lse) {
-    std::vector<Array> held;
+    Arguments arguments;
     ForwardTensors tensors;
     refuse_together([&] {
-      const auto hold = [&](const py::object& object, std::string_view name) -> const Array& {
-        return held.emplace_back(array_from(object, name));
-      };
-      tensors = {.q = as_tensor(hold(q, "q")),
-                 .k = as_tensor(hold(k, "k")),
-                 .v = as_tensor(hold(v, "v")),
-                 .out = as_output_tensor(hold(out, "out")),
-                 .lse = as_output_lse(hold(lse, "lse"))};
+      tensors = {.q = as_tensor(arguments.hold(q, "q")),
+                 .k = as_tensor(arguments.hold(k, "k")),
+                 .v = as_tensor(arguments.hold(v, "v")),
+                 .out = as_output_tensor(arguments.hold(out, "out")),
+                 .lse = as_output_lse(arguments.hold(lse, "lse"))};
     });
     const Group::Use use(*group_);
     const py::gil_scoped_release release;
-    ring_.forward(tensors);
+    planned_->forward(tensors);
+  }
+
+  void backward(const py::object& q, const py::object& k, const py::object& v,
+                const py::object& out, const py::object& lse, const py::object& dout,
+                const py::object& dlse, const py::object& dq, const py::object& dk,
+                const py::object& dv) {
+    Arguments arguments;
+    BackwardTensors tensors;
+    refuse_together([&] {
+      tensors = {.q = as_tensor(arguments.hold(q, "q")),
+                 .k = as_tensor(arguments.hold(k, "k")),
+                 .v = as_tensor(arguments.hold(v, "v")),
+                 .out = as_tensor(arguments.hold(out, "out")),
+                 .lse = as_lse(arguments.hold(lse, "lse")),
+                 .dout = as_tensor(arguments.hold(dout, "dout")),
+                 .dlse = {},
+                 .dq = as_output_tensor(arguments.hold(dq, "dq")),
+                 .dk = as_output_tensor(arguments.hold(dk, "dk")),
+                 .dv = as_output_tensor(arguments.hold(dv, "dv"))};
+      if (!dlse.is_none()) tensors.dlse = as_lse(arguments.hold(dlse, "dlse"));
+    });
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    planned_->backward(tensors);
   }
 
  private:
@@ -58,17 +87,12 @@ class PyPlan {
     } catch (const InvalidArgument& error) {
       complaint = error.what();
     }
-    group_->agree("", complaint, Seconds(plan_.config().timeout_seconds));
+    group_->agree("", complaint, Seconds(plan().config().timeout_seconds));
   }
 
   std::shared_ptr<Group> group_;
-  Plan plan_;
-  RingAttention ring_;
+  std::unique_ptr<PlannedAttention> planned_;
 };
-
-py::array_t<std::int64_t> to_numpy(const Lengths& values) {
-  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
-}
 
 const KernelTable& kernels_named(const std::optional<std::string>& isa) {
   if (!isa) return default_kernels();
@@ -77,67 +101,86 @@ const KernelTable& kernels_named(const std::optional<std::string>& isa) {
   return find_kernels(*known);
 }
 
-std::unique_ptr<PyPlan> make_plan(std::shared_ptr<Group> group, const py::dict& options,
-                                  const std::optional<std::string>& isa,
-                                  const AttentionShape& shape, const Lengths& cu_seqlens_q,
-                                  const Lengths& cu_seqlens_kv, const py::object& dtype,
-                                  const py::object& out_dtype) {
-  const CpConfig config = config_from(options);
-  const KernelTable& kernels = kernels_named(isa);
-  const Problem problem{
-      .shape = shape,
-      .batch = batch_from_cu_seqlens(cu_seqlens_q, cu_seqlens_kv,
-                                     cu_seqlens_q.empty() ? 0 : cu_seqlens_q.back(),
-                                     cu_seqlens_kv.empty() ? 0 : cu_seqlens_kv.back()),
-      .dtype = dtype_of(element_named(dtype, "dtype"), "dtype"),
-      .out_dtype = dtype_of(element_named(out_dtype, "out_dtype"), "out_dtype")};
-  Group& used = *group;
-  const Group::Use use(used);
-  const py::gil_scoped_release release;
-  return std::make_unique<PyPlan>(std::move(group), config, kernels, problem);
+class PyAttention {
+ public:
+  PyAttention(std::shared_ptr<Group> group, const py::dict& options,
+              const std::optional<std::string>& isa)
+      : group_(std::move(group)),
+        attention_(group_->shared(), config_from(options), &kernels_named(isa)) {}
+
+  std::unique_ptr<PyPlan> plan(const Problem& problem) const {
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    return std::make_unique<PyPlan>(group_, attention_.plan(problem));
+  }
+
+  std::string explain(const Problem& problem) const {
+    return attention_.explain(problem).to_json();
+  }
+
+  py::dict options() const { return options_of(attention_.config()); }
+
+ private:
+  std::shared_ptr<Group> group_;
+  ContextParallelAttention attention_;
+};
+
+std::int64_t rows_of(const Lengths& cu_seqlens) {
+  return cu_seqlens.empty() ? 0 : *std::max_element(cu_seqlens.begin(), cu_seqlens.end());
+}
+
+Problem make_problem(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
+                     std::int64_t value_dim, double softmax_scale, const Lengths& cu_seqlens_q,
+                     const Lengths& cu_seqlens_kv, const py::object& dtype,
+                     const py::object& out_dtype) {
+  return {.shape = {num_heads, num_kv_heads, head_dim, value_dim, softmax_scale},
+          .batch = batch_from_cu_seqlens(cu_seqlens_q, cu_seqlens_kv, rows_of(cu_seqlens_q),
+                                         rows_of(cu_seqlens_kv)),
+          .dtype = dtype_of(element_named(dtype, "dtype"), "dtype"),
+          .out_dtype = dtype_of(element_named(out_dtype, "out_dtype"), "out_dtype")};
+}
+
+py::array_t<std::int64_t> index_of(const std::vector<OwnedChunk>& chunks) {
+  const Lengths rows = global_rows(chunks);
+  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(rows.size()), rows.data());
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<PyPlan>(module, "Plan")
+      .def("forward", &PyPlan::forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
+           py::arg("lse"))
+      .def("backward", &PyPlan::backward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
+           py::arg("lse"), py::arg("dout"), py::arg("dlse"), py::arg("dq"), py::arg("dk"),
+           py::arg("dv"))
+      .def_property_readonly("q_rows", [](const PyPlan& p) { return p.plan().shard().q_rows; })
+      .def_property_readonly("kv_rows", [](const PyPlan& p) { return p.plan().shard().kv_rows; })
+      .def_property_readonly("q_index",
+                             [](const PyPlan& p) { return index_of(p.plan().shard().q); })
+      .def_property_readonly("kv_index",
+                             [](const PyPlan& p) { return index_of(p.plan().shard().kv); })
+      .def_property_readonly("kernels", [](const PyPlan& p) { return p.plan().kernels().name; })
+      .def_property_readonly("guarantee", [](const PyPlan& p) { return p.plan().guarantee(); });
 }
 
 }  // namespace
 
 void bind_attention(py::module_& module) {
-  py::class_<AttentionShape>(module, "Shape")
-      .def(py::init([](std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
-                       std::int64_t value_dim, double softmax_scale) {
-             return AttentionShape{num_heads, num_kv_heads, head_dim, value_dim, softmax_scale};
-           }),
-           py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("value_dim"),
-           py::arg("softmax_scale"));
-
-  py::class_<PyPlan>(module, "Plan")
-      .def(py::init(&make_plan), py::arg("group"), py::arg("options"), py::arg("isa"),
-           py::arg("shape"), py::arg("cu_seqlens_q"), py::arg("cu_seqlens_kv"), py::arg("dtype"),
-           py::arg("out_dtype"))
-      .def("forward", &PyPlan::forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
-           py::arg("lse"))
-      .def_property_readonly("options",
-                             [](const PyPlan& self) { return options_of(self.plan().config()); })
-      .def_property_readonly("q_rows",
-                             [](const PyPlan& self) { return self.plan().shard().q_rows; })
-      .def_property_readonly("kv_rows",
-                             [](const PyPlan& self) { return self.plan().shard().kv_rows; })
-      .def_property_readonly(
-          "q_index",
-          [](const PyPlan& self) { return to_numpy(global_rows(self.plan().shard().q)); })
-      .def_property_readonly(
-          "kv_index",
-          [](const PyPlan& self) { return to_numpy(global_rows(self.plan().shard().kv)); })
-      .def_property_readonly("kernels",
-                             [](const PyPlan& self) { return self.plan().kernels().name; })
-      .def_property_readonly("guarantee",
-                             [](const PyPlan& self) { return self.plan().guarantee(); });
-
+  py::class_<Problem>(module, "Problem")
+      .def(py::init(&make_problem), py::arg("num_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim"), py::arg("value_dim"), py::arg("softmax_scale"),
+           py::arg("cu_seqlens_q"), py::arg("cu_seqlens_kv"), py::arg("dtype"),
+           py::arg("out_dtype"));
+  bind_plan(module);
+  py::class_<PyAttention>(module, "Attention")
+      .def(py::init<std::shared_ptr<Group>, const py::dict&, const std::optional<std::string>&>(),
+           py::arg("group"), py::arg("options"), py::arg("isa"))
+      .def("plan", &PyAttention::plan, py::arg("problem"))
+      .def("explain", &PyAttention::explain, py::arg("problem"))
+      .def_property_readonly("options", &PyAttention::options);
   module.def(
       "dtype_name",
       [](const py::object& dtype) { return numpy_name(element_named(dtype, "dtype")); },
       py::arg("dtype"));
-  module.def(
-      "check_options", [](const py::dict& options) { config_from(options); }, py::arg("options"));
-  module.def("default_options", [] { return options_of(CpConfig{}); });
 }
 
 }  // namespace cpattn::python

@@ -91,22 +91,13 @@ void Group::agree(const std::string& lines, const std::string& complaint, Second
   const Use use(*this);
   const py::gil_scoped_release release;
   if (comm_->size() == 1) return require(complaint.empty(), complaint);
-  const std::string mine =
-      complaint.empty() ? "" : detail::concat("rank ", comm_->rank(), ": ", complaint);
-  const auto texts =
-      comm_->all_gather(std::as_bytes(std::span(mine)), deadline_after(timeout), "argument check");
-  std::string all;
-  for (const std::vector<std::byte>& text : texts) {
-    if (text.empty()) continue;
-    if (!all.empty()) all += "; ";
-    all.append(reinterpret_cast<const char*>(text.data()), text.size());
-  }
-  require(all.empty(), all);
+  refuse_together(*comm_, complaint, deadline_after(timeout), "argument check");
   if (!lines.empty()) cpattn::agree(*comm_, lines, deadline_after(timeout));
 }
 
 void bind_group(py::module_& module) {
-  py::class_<Group, std::shared_ptr<Group>>(module, "Group")
+  // Python keeps what belongs to a group, such as plans, on the object itself.
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group", py::dynamic_attr())
       .def_property_readonly("rank", [](const Group& group) { return group.comm().rank(); })
       .def_property_readonly("size", [](const Group& group) { return group.comm().size(); })
       .def_property_readonly("transport",

@@ -7,7 +7,7 @@
 
 namespace cpattn::python {
 
-/// InvalidArgument for an unknown name or a value of the wrong type; ranges are the plan's to judge.
+/// InvalidArgument for an unknown name or a value of the wrong type; ranges are judged by the plan.
 CpConfig config_from(const pybind11::dict& options);
 
 /// Every option with its value, in the order of the declaration.

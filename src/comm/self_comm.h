@@ -1,4 +1,4 @@
-// A group of one: the rank that talks to nobody but itself, without a thread or a library behind it.
+// A group of one: the rank that talks to nobody but itself, with no thread or library behind it.
 //
 // Messages are copied when they are posted and delivered first in, first out per tag, so that code
 // written for any number of ranks runs unchanged with one.

@@ -8,9 +8,10 @@ those of the shard: q [q_rows, num_heads, head_dim], k [kv_rows, num_kv_heads, h
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy
 
@@ -27,10 +28,8 @@ def lengths(name: str, value: Any) -> Optional[Tuple[int, ...]]:
     if not isinstance(items, (list, tuple)):
         raise InvalidArgumentError(f"{name}: {value!r}, expected a sequence of integers")
     for i, item in enumerate(items):
-        if isinstance(item, bool) or not isinstance(item, int):
-            is_number = isinstance(item, numpy.integer)
-            if not is_number:
-                raise InvalidArgumentError(f"{name}[{i}]: {item!r}, expected an integer")
+        if isinstance(item, bool) or not isinstance(item, (int, numpy.integer)):
+            raise InvalidArgumentError(f"{name}[{i}]: {item!r}, expected an integer")
     return tuple(int(item) for item in items)
 
 
@@ -49,16 +48,64 @@ def default_threads(group: _cpattn.Group) -> int:
     return max(1, cores // max(1, group.local_ranks))
 
 
+class ProblemArguments(NamedTuple):
+    """What a caller says of a problem, checked one by one; `_cpattn.Problem` takes it as it is."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    softmax_scale: float
+    cu_seqlens_q: Tuple[int, ...]
+    cu_seqlens_kv: Tuple[int, ...]
+    dtype: str
+    out_dtype: str
+
+
+def problem_arguments(
+    *,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: Optional[int] = None,
+    value_dim: Optional[int] = None,
+    softmax_scale: Optional[float] = None,
+    seq_len: Optional[int] = None,
+    cu_seqlens: Any = None,
+    cu_seqlens_kv: Any = None,
+    dtype: Any = "float32",
+    out_dtype: Any = None,
+) -> ProblemArguments:
+    """The arguments of `Attention.plan`, as they are documented there, with defaults filled in."""
+    if (seq_len is None) == (cu_seqlens is None):
+        raise InvalidArgumentError("seq_len, cu_seqlens: expected one of them")
+    cu_q = lengths("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
+    head_dim = _count("head_dim", head_dim)
+    if softmax_scale is None:
+        softmax_scale = 1.0 / math.sqrt(max(head_dim, 1))
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
+        raise InvalidArgumentError(f"softmax_scale: {softmax_scale!r}, expected a number")
+    return ProblemArguments(
+        num_heads=_count("num_heads", num_heads),
+        num_kv_heads=_count("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads),
+        head_dim=head_dim,
+        value_dim=_count("value_dim", head_dim if value_dim is None else value_dim),
+        softmax_scale=float(softmax_scale),
+        cu_seqlens_q=cu_q,
+        cu_seqlens_kv=cu_q if cu_seqlens_kv is None else lengths("cu_seqlens_kv", cu_seqlens_kv),
+        dtype=_cpattn.dtype_name(dtype),
+        out_dtype=_cpattn.dtype_name(dtype if out_dtype is None else out_dtype),
+    )
+
+
 class Plan:
     """One planned problem: forward (and backward) for any number of layers of these shapes.
 
     Made by `Attention.plan`. One thread at a time; every call is collective over the group.
     """
 
-    def __init__(self, core: _cpattn.Plan, shape: Tuple[int, int, int, int], out_dtype: str):
+    def __init__(self, core: _cpattn.Plan, problem: ProblemArguments):
         self._core = core
-        self._num_heads, self._num_kv_heads, self._head_dim, self._value_dim = shape
-        self._out_dtype = out_dtype
+        self._problem = problem
 
     @property
     def q_rows(self) -> int:
@@ -79,11 +126,6 @@ class Plan:
     def kv_index(self) -> numpy.ndarray:
         """int64 [kv_rows]: row of the global k, v that each row of the shard is."""
         return self._core.kv_index
-
-    @property
-    def options(self) -> dict:
-        """Every option with its value."""
-        return self._core.options
 
     @property
     def kernels(self) -> str:
@@ -111,25 +153,66 @@ class Plan:
             InvalidArgumentError: on every rank when any rank's arrays do not fit.
             CommError: a peer failed or is late.
         """
+        problem = self._problem
         if out is None:
-            out = self._empty((self.q_rows, self._num_heads, self._value_dim), self._out_dtype)
+            out = _empty("out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype)
         if lse is None:
-            lse = numpy.empty((self.q_rows, self._num_heads), numpy.float32)
+            lse = numpy.empty((self.q_rows, problem.num_heads), numpy.float32)
         self._core.forward(q, k, v, out, lse)
         return out, lse
 
-    @staticmethod
-    def _empty(shape: Tuple[int, ...], dtype: str) -> numpy.ndarray:
-        if dtype != "bfloat16":
-            return numpy.empty(shape, dtype)
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise InvalidArgumentError(
-                "out: numpy has no bfloat16: pass tensors to write to, choose another out_dtype, "
-                "or install ml_dtypes"
-            ) from None
-        return numpy.empty(shape, ml_dtypes.bfloat16)
+    def backward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        dout: Any,
+        *,
+        dlse: Any = None,
+        dq: Any = None,
+        dk: Any = None,
+        dv: Any = None,
+    ) -> tuple:
+        """Gradients of this rank's rows of q, k and v. Collective.
+
+        Args:
+            q, k, v: as given to forward.
+            out, lse: as forward left them.
+            dout: gradient of out, [q_rows, num_heads, value_dim], out's dtype or float32.
+            dlse: gradient of lse, float32 [q_rows, num_heads]; None: zeros.
+            dq, dk, dv: shaped as q, k, v; float32, float16 or bfloat16; written in place, and
+                overlapping nothing else. None: new numpy arrays of the plan's dtype.
+        Returns:
+            (dq, dk, dv): those given, or new ones.
+        Raises:
+            InvalidArgumentError: on every rank when any rank's arrays do not fit.
+            CommError: a peer failed or is late.
+        """
+        problem = self._problem
+        kv_shape = (self.kv_rows, problem.num_kv_heads)
+        if dq is None:
+            dq = _empty("dq", (self.q_rows, problem.num_heads, problem.head_dim), problem.dtype)
+        if dk is None:
+            dk = _empty("dk", (*kv_shape, problem.head_dim), problem.dtype)
+        if dv is None:
+            dv = _empty("dv", (*kv_shape, problem.value_dim), problem.dtype)
+        self._core.backward(q, k, v, out, lse, dout, dlse, dq, dk, dv)
+        return dq, dk, dv
+
+
+def _empty(name: str, shape: Tuple[int, ...], dtype: str) -> numpy.ndarray:
+    if dtype != "bfloat16":
+        return numpy.empty(shape, dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InvalidArgumentError(
+            f"{name}: numpy has no bfloat16: pass a tensor to write to, choose another dtype, or "
+            "install ml_dtypes"
+        ) from None
+    return numpy.empty(shape, ml_dtypes.bfloat16)
 
 
 class Attention:
@@ -153,31 +236,23 @@ class Attention:
         if not isinstance(causal, bool):
             raise InvalidArgumentError(f"causal: {causal!r}, expected True or False")
         self.group = group_of(group)
-        self._isa = isa
-        self._options = {**options, "mask": "causal" if causal else "full"}
-        if not self._options.get("threads"):
-            self._options["threads"] = default_threads(self.group)
-        _cpattn.check_options(self._options)
+        options["mask"] = "causal" if causal else "full"
+        if not options.get("threads"):
+            options["threads"] = default_threads(self.group)
+        self._core = _cpattn.Attention(self.group, options, isa)
 
-    def plan(
-        self,
-        *,
-        num_heads: int,
-        head_dim: int,
-        num_kv_heads: Optional[int] = None,
-        value_dim: Optional[int] = None,
-        softmax_scale: Optional[float] = None,
-        seq_len: Optional[int] = None,
-        cu_seqlens: Optional[Sequence[int]] = None,
-        cu_seqlens_kv: Optional[Sequence[int]] = None,
-        dtype: Any = "float32",
-        out_dtype: Any = None,
-    ) -> Plan:
-        """Decides and allocates all that forward and backward need. Collective.
+    @property
+    def options(self) -> Dict[str, Any]:
+        """Every option with its value."""
+        return self._core.options
+
+    def plan(self, **problem: Any) -> Plan:
+        """Decides and allocates all that forward needs. Collective.
 
         Args:
             num_heads, num_kv_heads: query head h reads kv head h // (num_heads // num_kv_heads).
-            head_dim, value_dim: channels of q, k and of v; up to 256.
+                num_kv_heads None: num_heads.
+            head_dim, value_dim: channels of q, k and of v; up to 256. value_dim None: head_dim.
             softmax_scale: None: 1 / sqrt(head_dim).
             seq_len: tokens of one document; or
             cu_seqlens: [documents + 1] cumulative lengths of packed documents, *global*, from 0.
@@ -186,31 +261,27 @@ class Attention:
             out_dtype: of out; None: dtype.
         Raises:
             InvalidArgumentError: on every rank when a rank's arguments are wrong or differ.
+            TypeError: an unknown argument.
         """
-        if (seq_len is None) == (cu_seqlens is None):
-            raise InvalidArgumentError("expected one of seq_len and cu_seqlens")
-        if seq_len is not None:
-            cu_q: Any = (0, _count("seq_len", seq_len))
-        else:
-            cu_q = lengths("cu_seqlens", cu_seqlens)
-        cu_kv = cu_q if cu_seqlens_kv is None else lengths("cu_seqlens_kv", cu_seqlens_kv)
-        shape = (
-            _count("num_heads", num_heads),
-            _count("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads),
-            _count("head_dim", head_dim),
-            _count("value_dim", head_dim if value_dim is None else value_dim),
-        )
-        if softmax_scale is None:
-            softmax_scale = 1.0 / math.sqrt(max(shape[2], 1))
-        out_dtype = dtype if out_dtype is None else out_dtype
-        core = _cpattn.Plan(
-            self.group,
-            self._options,
-            self._isa,
-            _cpattn.Shape(*shape, softmax_scale),
-            cu_q,
-            cu_kv,
-            dtype,
-            out_dtype,
-        )
-        return Plan(core, shape, _cpattn.dtype_name(out_dtype))
+        complaint = ""
+        try:
+            arguments = problem_arguments(**problem)
+            _cpattn.Problem(*arguments)
+        except InvalidArgumentError as error:
+            complaint = str(error)
+        self.group.agree("", complaint, self.options["timeout"])
+        return self.make(arguments)
+
+    def make(self, arguments: ProblemArguments) -> Plan:
+        """The plan of arguments that no rank refuses. Collective."""
+        return Plan(self._core.plan(_cpattn.Problem(*arguments)), arguments)
+
+    def explain(self, **problem: Any) -> Dict[str, Any]:
+        """What would run and why, or why not, without doing it. Not collective.
+
+        Args: those of `plan`.
+        Returns: is_supported, refusals, kernels, guarantee, memory, bytes on the wire, ...: the
+            names of C++'s `Explanation`. A problem that cannot be stated raises, as in `plan`.
+        """
+        core_problem = _cpattn.Problem(*problem_arguments(**problem))
+        return json.loads(self._core.explain(core_problem))

@@ -133,7 +133,7 @@ def Group(comm: Any) -> _Group:  # noqa: N802 - reads as the constructor it is
 
 def _not_a_group(comm: Any) -> str:
     kind = f"{type(comm).__module__}.{type(comm).__qualname__}"
-    if kind.startswith("torch."):
+    if kind.startswith("torch.") and ("distributed" in kind or "ProcessGroup" in kind):
         return (
             f"group: a {kind}; torch.distributed groups have no MPI communicator to use: expected "
             "an mpi4py communicator of the same ranks (mpi4py.MPI.COMM_WORLD.Split(...)), "

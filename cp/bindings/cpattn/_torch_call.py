@@ -1,0 +1,217 @@
+"""One call of attention on torch tensors: its arguments checked, agreed by all ranks, and planned."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import struct
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from cpattn import _cpattn
+from cpattn._cpattn import InvalidArgumentError
+from cpattn.attention import Attention, Plan, ProblemArguments, problem_arguments
+
+# Plans kept per group, the least recently used one goes first: enough for the shapes of a model's
+# layers, and for packs whose lengths change with every step.
+MAX_PLANS = 8
+
+PLANNED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Transformer Engine's masks: whether causal, and whether aligned to the top left where a document
+# has more keys than queries (ours is aligned to the bottom right).
+_MASKS = {
+    "causal": (True, True),
+    "padding_causal": (True, True),
+    "causal_bottom_right": (True, False),
+    "padding_causal_bottom_right": (True, False),
+    "no_mask": (False, False),
+    "padding": (False, False),
+}
+
+# Dimensions of a tensor in each layout.
+_FORMATS = {
+    "thd": "[tokens, heads, channels]",
+    "bshd": "[batch, tokens, heads, channels]",
+    "sbhd": "[tokens, batch, heads, channels]",
+}
+
+
+class Call(NamedTuple):
+    """What a plan is found by. Without lengths (`cu_seqlens` is None) there is one document: all
+    rows of all ranks, which is why the rows belong to it."""
+
+    problem: ProblemArguments
+    has_lengths: bool
+    q_rows: int
+    kv_rows: int
+    options: Tuple[Tuple[str, Any], ...]
+    isa: Optional[str]
+
+    def lines(self, requires_grad: bool) -> str:
+        """What must be equal on all ranks, as key=value lines."""
+        values = self.problem._asdict()
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            cu = values.pop(name)
+            values[name] = f"{len(cu)} entries, digest " + _digest(struct.pack(f"={len(cu)}q", *cu))
+        values.update(self.options, isa=self.isa, requires_grad=requires_grad)
+        values.pop("threads")
+        return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _check_tensor(name: str, tensor: Any, qkv_format: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{name}: a {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.device.type != "cpu":
+        raise InvalidArgumentError(
+            f"{name}: device {tensor.device}, expected cpu: this build computes on CPU; move it "
+            "with .cpu()"
+        )
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(f"{name}: layout {tensor.layout}, expected torch.strided")
+    if tensor.dtype not in PLANNED_DTYPES and tensor.dtype != torch.float64:
+        raise InvalidArgumentError(
+            f"{name}: dtype {tensor.dtype}, expected torch.float32, float16, bfloat16, or float64 "
+            "for gradcheck"
+        )
+    expected = _FORMATS[qkv_format]
+    if tensor.dim() != expected.count(",") + 1:
+        raise InvalidArgumentError(f"{name}: shape {list(tensor.shape)}, expected {expected}")
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise InvalidArgumentError(
+            f"{name}: stride {tensor.stride(-1)} in the last dimension, expected 1; pass "
+            f"{name}.contiguous()"
+        )
+
+
+def check_tensors(q: Any, k: Any, v: Any, qkv_format: str) -> None:
+    """InvalidArgumentError unless these are tensors that can be attended."""
+    if qkv_format not in _FORMATS:
+        raise InvalidArgumentError(
+            f"qkv_format: {qkv_format!r}, expected {' | '.join(_FORMATS)}"
+        )
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, tensor, qkv_format)
+        if tensor.dtype != q.dtype:
+            raise InvalidArgumentError(f"{name}: dtype {tensor.dtype}, expected q's {q.dtype}")
+    same_batch = qkv_format == "thd" or all(
+        t.shape[qkv_format.index("b")] == q.shape[qkv_format.index("b")] for t in (k, v)
+    )
+    if k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1] or not same_batch:
+        raise InvalidArgumentError(
+            f"q, k, v: shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}, expected k and v "
+            "alike but for their channels, and q with k's channels and batch"
+        )
+
+
+def _causal_by_name(attn_mask_type: str, problem: ProblemArguments) -> bool:
+    if attn_mask_type not in _MASKS:
+        raise InvalidArgumentError(
+            f"attn_mask_type: {attn_mask_type!r}, expected {' | '.join(_MASKS)}"
+        )
+    causal, is_top_left = _MASKS[attn_mask_type]
+    if is_top_left and problem.cu_seqlens_q != problem.cu_seqlens_kv:
+        raise InvalidArgumentError(
+            f"attn_mask_type: {attn_mask_type!r} is aligned to the top left, expected "
+            f"'{attn_mask_type}_bottom_right' where queries and keys differ in number"
+        )
+    return causal
+
+
+def checked_call(
+    group: _cpattn.Group,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens: Any,
+    cu_seqlens_kv: Any,
+    causal: bool,
+    attn_mask_type: Optional[str],
+    softmax_scale: Optional[float],
+    config: Dict[str, Any],
+) -> Call:
+    """The call that [tokens, heads, channels] tensors and these arguments make."""
+    if q.dtype == torch.float64 and group.size > 1:
+        raise InvalidArgumentError(
+            f"q: dtype torch.float64 on {group.size} ranks, expected float32, float16 or bfloat16: "
+            "float64 is for gradcheck on one rank (group=cpattn.self_group())"
+        )
+    if cu_seqlens is None and cu_seqlens_kv is not None:
+        raise InvalidArgumentError("cu_seqlens: None, expected lengths, as cu_seqlens_kv has them")
+    problem = problem_arguments(
+        num_heads=q.shape[1],
+        num_kv_heads=k.shape[1],
+        head_dim=q.shape[2],
+        value_dim=v.shape[2],
+        softmax_scale=softmax_scale,
+        cu_seqlens=(0,) if cu_seqlens is None else cu_seqlens,
+        cu_seqlens_kv=cu_seqlens_kv,
+        dtype=q.dtype if q.dtype in PLANNED_DTYPES else torch.float32,
+    )
+    if attn_mask_type is not None:
+        causal = _causal_by_name(attn_mask_type, problem)
+    config = {"threads": torch.get_num_threads(), **config}
+    isa = config.pop("isa", None)
+    options = Attention(group, causal=causal, isa=isa, **config).options
+    return Call(
+        problem, cu_seqlens is not None, q.shape[0], k.shape[0], tuple(options.items()), isa
+    )
+
+
+def _exchange(
+    group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool, is_new: bool
+) -> Tuple[List[Tuple[int, int]], bool]:
+    """Everybody's rows, and whether the call is new to anybody. One small message per peer unless
+    something is wrong; then the same InvalidArgumentError on all ranks."""
+    rows = (0, 0) if call is None else (call.q_rows, call.kv_rows)
+    if group.size == 1:
+        group.agree("", complaint)
+        return [rows], is_new
+    lines = "" if call is None else call.lines(requires_grad)
+    digest = _digest(lines.encode() + (b"refused" if complaint else b""))
+    everybody = [
+        (b[:16], struct.unpack("=2q?", b[16:]))
+        for b in group.all_gather(digest.encode() + struct.pack("=2q?", *rows, is_new))
+    ]
+    if complaint or any(theirs != digest.encode() for theirs, _ in everybody):
+        group.agree(lines, complaint)
+    return [(q_rows, kv_rows) for _, (q_rows, kv_rows, _) in everybody], any(
+        flag for _, (_, _, flag) in everybody
+    )
+
+
+def with_lengths(call: Call, rows: List[Tuple[int, int]]) -> ProblemArguments:
+    if call.has_lengths:
+        return call.problem
+    return call.problem._replace(
+        cu_seqlens_q=(0, sum(q for q, _ in rows)), cu_seqlens_kv=(0, sum(kv for _, kv in rows))
+    )
+
+
+def agreed_plan(
+    group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool
+) -> Optional[Plan]:
+    """The plan of a call, kept with its group. Collective.
+
+    All ranks make a new one together, or use the one they have. A rank that refuses its arguments
+    says so in `complaint`, and all raise InvalidArgumentError.
+    """
+    plans = group.__dict__.setdefault("_torch_plans", collections.OrderedDict())
+    rows, is_new = _exchange(group, call, complaint, requires_grad, call not in plans)
+    if not is_new:
+        plans.move_to_end(call)
+        return plans[call]
+    options = dict(call.options)
+    causal = options.pop("mask") == "causal"
+    attention = Attention(group, causal=causal, isa=call.isa, **options)
+    plans.pop(call, None)
+    plans[call] = attention.make(with_lengths(call, rows))
+    while len(plans) > MAX_PLANS:
+        plans.popitem(last=False)
+    return plans[call]

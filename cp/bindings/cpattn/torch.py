@@ -1,0 +1,205 @@
+"""Context-parallel attention as a differentiable PyTorch function and as a module.
+
+    import cpattn.torch
+    out = cpattn.torch.context_parallel_attention(q, k, v, cu_seqlens=cu_seqlens)
+    loss(out).backward()
+
+Every rank brings its shard, and the gradients that come back are those of its shard. Forward and
+backward are collective: all ranks call them, in the same order. Where Transformer Engine has a name
+for something, that name works too: `qkv_format`, `attn_mask_type`, `cp_group`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from cpattn._cpattn import InvalidArgumentError
+from cpattn._torch_call import agreed_plan, check_tensors, checked_call
+from cpattn.groups import GroupLike, group_of
+
+__all__ = ["ContextParallelAttention", "context_parallel_attention"]
+
+
+class _PlannedAttention(torch.autograd.Function):
+    """out, lse of one planned call. The plan, and with it the group, goes into the backward by
+    value: whatever group the next call uses, this one's gradients travel on their own."""
+
+    @staticmethod
+    def forward(ctx, plan, q, k, v):
+        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        plan.forward(q.detach(), k.detach(), v.detach(), out=out, lse=lse)
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse = (tensor.detach() for tensor in ctx.saved_tensors)
+        # Autograd brings no gradient for an output nobody used, and any strides, such as the zeros
+        # of an expanded scalar.
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+        ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, dq=dq, dk=dk, dv=dv)
+        return None, dq, dk, dv
+
+
+def _to_thd(tensor: torch.Tensor, qkv_format: str) -> torch.Tensor:
+    """[tokens, batch * heads, channels]: a batch of equal lengths is more heads of one document."""
+    if qkv_format == "thd":
+        return tensor
+    if qkv_format == "bshd":
+        tensor = tensor.transpose(0, 1)
+    return tensor.flatten(1, 2)
+
+
+def _from_thd(tensor: torch.Tensor, qkv_format: str, batch: int) -> torch.Tensor:
+    if qkv_format == "thd":
+        return tensor
+    tensor = tensor.unflatten(1, (batch, tensor.shape[1] // batch))
+    return tensor.transpose(0, 1) if qkv_format == "bshd" else tensor
+
+
+def context_parallel_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens: Any = None,
+    cu_seqlens_kv: Any = None,
+    causal: bool = True,
+    softmax_scale: Optional[float] = None,
+    sharding: str = "zigzag",
+    group: GroupLike = None,
+    return_lse: bool = False,
+    qkv_format: str = "thd",
+    attn_mask_type: Optional[str] = None,
+    cp_group: GroupLike = None,
+    **config: Any,
+) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+    """softmax(softmax_scale * q k^T + mask) v over the sequence that the group's ranks share.
+
+    Collective, as is its backward: all ranks of the group call it, with equal arguments and their
+    own rows.
+
+    Args:
+        q: [tokens, heads, channels], this rank's query rows in the order of the sharding
+            (`cpattn.shard`); float32, float16 or bfloat16 on the CPU; any strides, but the last
+            dimension contiguous. float64 on one rank runs through the reference, slowly: that is
+            for torch.autograd.gradcheck.
+        k, v: [tokens, kv_heads, channels] likewise; query head h reads kv head
+            h // (heads // kv_heads). v may have another number of channels.
+        cu_seqlens: *global* cumulative lengths of the packed documents, [documents + 1] integers
+            from 0. None: one document, all rows of all ranks.
+        cu_seqlens_kv: those of the keys where they differ.
+        causal: a query sees keys up to its own place, bottom-right aligned.
+        softmax_scale: None: 1 / sqrt(channels).
+        sharding: "zigzag" or "contiguous": which rank owns which rows.
+        group: None: all ranks of mpirun, or this process alone; `cpattn.world()`,
+            `cpattn.self_group()`, or an mpi4py communicator. Used for this call and its backward,
+            remembered for no other. `cp_group` is the same.
+        return_lse: also return the natural log of the sum of exp(softmax_scale * q.k).
+        qkv_format: "thd"; "sbhd" [tokens, batch, heads, channels] or "bshd" [batch, tokens, heads,
+            channels] for a batch of documents of one length, each split alike (bshd costs a copy
+            of each tensor).
+        attn_mask_type: Transformer Engine's name for the mask, instead of `causal`.
+        config: knobs by their names: schedule, chunk_tokens, threads (default:
+            torch.get_num_threads()), timeout, isa, ...
+    Returns:
+        out, in the layout and dtype of q with v's channels; with return_lse (out, lse), lse float32
+        without the last dimension. Both are differentiable.
+    Raises:
+        InvalidArgumentError: (a ValueError) on every rank, before anything moves, when any rank's
+            arguments are wrong or the ranks' arguments differ.
+        CommError: a peer failed or is late; the group cannot be used again.
+    """
+    if group is not None and cp_group is not None and group is not cp_group:
+        raise InvalidArgumentError("group, cp_group: two names of one argument, expected one")
+    ranks = group_of(cp_group if group is None else group)
+    complaint, call = "", None
+    try:
+        check_tensors(q, k, v, qkv_format)
+        rows = [_to_thd(tensor, qkv_format) for tensor in (q, k, v)]
+        if qkv_format != "thd" and cu_seqlens is not None:
+            raise InvalidArgumentError(
+                f"cu_seqlens: given with qkv_format {qkv_format!r}, expected None or 'thd'"
+            )
+        call = checked_call(
+            ranks,
+            *rows,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens_kv,
+            causal=causal,
+            attn_mask_type=attn_mask_type,
+            softmax_scale=softmax_scale,
+            config={"sharding": sharding, **config},
+        )
+    except InvalidArgumentError as error:
+        complaint = str(error)
+    requires_grad = torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v)
+    )
+    plan = agreed_plan(ranks, call, complaint, requires_grad)
+    out, lse = _PlannedAttention.apply(plan, *rows)
+    batch = 1 if qkv_format == "thd" else q.shape[qkv_format.index("b")]
+    out = _from_thd(out, qkv_format, batch)
+    return (out, _from_thd(lse, qkv_format, batch)) if return_lse else out
+
+
+class ContextParallelAttention(torch.nn.Module):
+    """`context_parallel_attention` with its settings kept; it has no parameters.
+
+    Args: those of the function but for the tensors and lengths. A group given here is used by the
+        calls that name none; one given to a call is used by that call alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        causal: bool = True,
+        softmax_scale: Optional[float] = None,
+        sharding: str = "zigzag",
+        group: GroupLike = None,
+        qkv_format: str = "thd",
+        **config: Any,
+    ):
+        super().__init__()
+        self.settings = {
+            "causal": causal,
+            "softmax_scale": softmax_scale,
+            "sharding": sharding,
+            "qkv_format": qkv_format,
+            **config,
+        }
+        self.group = group
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens: Any = None,
+        cu_seqlens_kv: Any = None,
+        group: GroupLike = None,
+        return_lse: bool = False,
+    ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+        """As `context_parallel_attention`."""
+        return context_parallel_attention(
+            q,
+            k,
+            v,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens_kv,
+            group=self.group if group is None else group,
+            return_lse=return_lse,
+            **self.settings,
+        )
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
