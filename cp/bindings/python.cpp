@@ -3,6 +3,7 @@
 
 #include "cp/bindings/attention.h"
 #include "cp/bindings/group.h"
+#include "cp/bindings/reference.h"
 #include "src/base/error.h"
 
 namespace cpattn::python {
@@ -87,4 +88,5 @@ PYBIND11_MODULE(_cpattn, module) {
   bind_errors(module);
   bind_group(module);
   bind_attention(module);
+  bind_reference(module);
 }

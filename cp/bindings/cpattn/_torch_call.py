@@ -194,6 +194,11 @@ def with_lengths(call: Call, rows: List[Tuple[int, int]]) -> ProblemArguments:
     )
 
 
+def reference_problem(call: Call) -> _cpattn.Problem:
+    """What the reference computes, on one rank."""
+    return _cpattn.Problem(*with_lengths(call, [(call.q_rows, call.kv_rows)]))
+
+
 def agreed_plan(
     group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool
 ) -> Optional[Plan]:

@@ -16,8 +16,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch.autograd.function import once_differentiable
 
+from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
-from cpattn._torch_call import agreed_plan, check_tensors, checked_call
+from cpattn._torch_call import agreed_plan, check_tensors, checked_call, reference_problem
 from cpattn.groups import GroupLike, group_of
 
 __all__ = ["ContextParallelAttention", "context_parallel_attention"]
@@ -31,7 +32,7 @@ class _PlannedAttention(torch.autograd.Function):
     def forward(ctx, plan, q, k, v):
         out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        plan.forward(q.detach(), k.detach(), v.detach(), out=out, lse=lse)
+        plan.forward(*_detached(q, k, v), out=out, lse=lse)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
@@ -40,13 +41,41 @@ class _PlannedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = (tensor.detach() for tensor in ctx.saved_tensors)
+        q, k, v, out, lse = _detached(*ctx.saved_tensors)
         # Autograd brings no gradient for an output nobody used, and any strides, such as the zeros
         # of an expanded scalar.
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
         ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, dq=dq, dk=dk, dv=dv)
         return None, dq, dk, dv
+
+
+class _DoubleAttention(torch.autograd.Function):
+    """The same in float64 by the reference, on one rank: for torch.autograd.gradcheck."""
+
+    @staticmethod
+    def forward(ctx, call, q, k, v):
+        ctx.problem, ctx.options = reference_problem(call), dict(call.options)
+        ctx.save_for_backward(q, k, v)
+        out, lse = _cpattn.reference_forward(
+            ctx.problem, ctx.options["mask"] == "causal", *_detached(q, k, v), ctx.options["threads"]
+        )
+        return torch.from_numpy(out), torch.from_numpy(lse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse):
+        gradients = _cpattn.reference_backward(
+            ctx.problem,
+            ctx.options["mask"] == "causal",
+            *_detached(*ctx.saved_tensors, dout.contiguous(), dlse.unsqueeze(2).contiguous()),
+            ctx.options["threads"],
+        )
+        return None, *(torch.from_numpy(gradient) for gradient in gradients)
+
+
+def _detached(*tensors: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    return tuple(tensor.detach() for tensor in tensors)
 
 
 def _to_thd(tensor: torch.Tensor, qkv_format: str) -> torch.Tensor:
@@ -144,8 +173,11 @@ def context_parallel_attention(
     requires_grad = torch.is_grad_enabled() and any(
         isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v)
     )
-    plan = agreed_plan(ranks, call, complaint, requires_grad)
-    out, lse = _PlannedAttention.apply(plan, *rows)
+    if call is not None and q.dtype == torch.float64:
+        out, lse = _DoubleAttention.apply(call, *rows)
+    else:
+        plan = agreed_plan(ranks, call, complaint, requires_grad)
+        out, lse = _PlannedAttention.apply(plan, *rows)
     batch = 1 if qkv_format == "thd" else q.shape[qkv_format.index("b")]
     out = _from_thd(out, qkv_format, batch)
     return (out, _from_thd(lse, qkv_format, batch)) if return_lse else out
