@@ -6,8 +6,8 @@
 // is computed from a fresh start; the sums after it fold it into the canonical trees of that q
 // chunk (over kv chunks) and of that kv chunk (over q chunks). Leaves, partial sums and what
 // travels between ranks are f32 and unscaled: softmax_scale is applied once to dq and dk, with the
-// one rounding to the caller's type, when they are finished. Which slot holds what is data made by cp;
-// a kernel executes it and knows nothing of why it is so.
+// one rounding to the caller's type, when they are finished. Which slot holds what is data made by
+// cp; a kernel executes it and knows nothing of why it is so.
 //
 // Mathematics, for row i and key j that it sees (Dao 2022, section 3.1, with dlse):
 //   p_ij = exp(softmax_scale q_i.k_j - lse_i)       delta_i = dout_i.out_i - dlse_i
@@ -129,8 +129,8 @@ struct GradientKernels {
 
   /// Bytes of a packed q chunk, a multiple of 64.
   std::size_t (*packed_query_bytes)(const KernelProblem& problem, std::int64_t num_rows) = nullptr;
-  /// Copies q and dout into the form that is computed on, and computes delta: f32, d ascending, one
-  /// fma per element. Once per backward, at the owner. A row with lse = -inf saw no key.
+  /// Copies q and dout into the form that is computed on (with the bf16 dot instruction dout is
+  /// rounded to bf16), and computes delta from it: f32, d ascending, one fma per element. Once per backward, at the owner. A row with lse = -inf saw no key.
   void (*pack_queries)(const PackQueriesArgs& args) = nullptr;
 
   std::size_t (*dq_slot_bytes)(const KernelProblem& problem) = nullptr;

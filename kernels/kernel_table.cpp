@@ -16,16 +16,21 @@ using GetTileKernels = const cpu::TileKernels& (*)();
 /// Its backward half.
 template <GetTileKernels Get>
 struct CpuGradient {
-  static cpu::Engine engine(DType dtype) { return cpu::gradient_engine_of(dtype, Get()); }
+  static cpu::KvForm form(DType dtype) { return cpu::gradient_form_of(dtype, Get().has_bf16_dot); }
 
   static std::size_t packed_kv_bytes(const KernelProblem& problem, std::int64_t num_keys) {
-    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
+    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, form(problem.dtype), num_keys);
     return sizes.k + sizes.v;
   }
   static void pack_kv(const PackKvArgs& args) {
-    cpu::pack_kv(args, Get(), engine(args.problem.dtype));
+    cpu::pack_kv(args, Get(), form(args.problem.dtype));
   }
-  static void pack_queries(const PackQueriesArgs& args) { cpu::pack_queries(args, Get()); }
+  static std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
+    return cpu::packed_query_bytes(problem, form(problem.dtype).engine, num_rows);
+  }
+  static void pack_queries(const PackQueriesArgs& args) {
+    cpu::pack_queries(args, Get(), form(args.problem.dtype).engine);
+  }
   static std::size_t workspace_bytes(const KernelProblem& problem, const GradientLimits& limits) {
     return cpu::gradient_workspace_bytes(problem, Get(), limits);
   }
@@ -34,7 +39,7 @@ struct CpuGradient {
 
   static constexpr GradientKernels kKernels{.packed_kv_bytes = packed_kv_bytes,
                                             .pack_kv = pack_kv,
-                                            .packed_query_bytes = cpu::packed_query_bytes,
+                                            .packed_query_bytes = packed_query_bytes,
                                             .pack_queries = pack_queries,
                                             .dq_slot_bytes = cpu::dq_slot_bytes,
                                             .dkv_slot_bytes = cpu::dkv_slot_bytes,
@@ -55,11 +60,11 @@ struct CpuBackend {
     return engine(dtype) == cpu::Engine::f32 ? "f32-fma/tile128/exp2-5" : "bf16-dot/tile128/exp2-4";
   }
   static std::size_t packed_kv_bytes(const KernelProblem& problem, std::int64_t num_keys) {
-    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, engine(problem.dtype), num_keys);
+    const cpu::PackedSizes sizes = cpu::packed_sizes(problem, {engine(problem.dtype)}, num_keys);
     return sizes.k + sizes.v;
   }
   static void pack_kv(const PackKvArgs& args) {
-    cpu::pack_kv(args, Get(), engine(args.problem.dtype));
+    cpu::pack_kv(args, Get(), {engine(args.problem.dtype)});
   }
   static std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits) {
     return cpu::workspace_bytes(problem, Get(), limits);

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/compute_blocks.h"
 #include "kernels/cpu/gradient_kernels.h"
+#include "kernels/cpu/packed_kv.h"
 #include "kernels/cpu/unit_queue.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
@@ -15,30 +16,33 @@ namespace {
 
 /// Floats of each part of one thread's memory.
 struct ThreadLayout {
-  std::int64_t weights, slopes, dq, dkv;
-  std::int64_t total() const { return weights + slopes + dq + dkv; }
+  std::int64_t weights, slopes, slope_rows, dq, dkv;
+  std::int64_t total() const { return weights + slopes + slope_rows + dq + dkv; }
 };
 
-ThreadLayout thread_layout(const AttentionShape& shape, const GradientLimits& limits) {
-  return {kKeyTile * kQueryTile + kStagger, kKeyTile * kQueryTile + kStagger,
+ThreadLayout thread_layout(const AttentionShape& shape, Engine engine,
+                           const GradientLimits& limits) {
+  const std::int64_t tile = kKeyTile * kQueryTile;
+  return {tile + kStagger, tile + kStagger, engine == Engine::f32 ? 0 : tile / 2 + kStagger,
           dq_tile_floats(shape) + kStagger, limits.block_keys * dkv_row_floats(shape) + kStagger};
 }
 
-/// The workspace: [threads][units][blocks of the step][widened k and v].
+/// The workspace: [threads][units][blocks of the step][what is made of k and v].
 struct Workspace {
-  std::size_t threads, units, blocks, widened;
-  std::size_t total() const { return threads + units + blocks + widened; }
+  std::size_t threads, units, blocks, prepared;
+  std::size_t total() const { return threads + units + blocks + prepared; }
 };
 
-Workspace workspace_of(const KernelProblem& problem, Engine engine, const GradientLimits& limits) {
-  const std::int64_t thread = thread_layout(problem.shape, limits).total();
-  const std::int64_t widened = widened_floats(problem, engine, limits.keys, limits.kv_blocks);
+Workspace workspace_of(const KernelProblem& problem, const KvForm& form,
+                       const GradientLimits& limits) {
+  const std::int64_t thread = thread_layout(problem.shape, form.engine, limits).total();
+  const std::int64_t prepared = prepared_floats(problem, form, limits.keys, limits.kv_blocks);
   const auto whole_lines = [](std::size_t bytes) { return round_up(bytes, std::size_t{64}); };
   return {
       static_cast<std::size_t>(thread * problem.num_threads) * sizeof(float),
       whole_lines(UnitQueue::bytes(limits.q_blocks, limits.kv_blocks, problem.shape.num_kv_heads)),
       whole_lines(static_cast<std::size_t>(limits.kv_blocks) * sizeof(ComputeBlock)),
-      static_cast<std::size_t>(widened) * sizeof(float)};
+      static_cast<std::size_t>(prepared) * sizeof(float)};
 }
 
 void check_blocks(const BackwardArgs& args) {
@@ -104,13 +108,13 @@ class Step {
   Step(const BackwardArgs& args, const TileKernels& kernels)
       : args_(args),
         kernels_(kernels),
-        engine_(gradient_engine_of(args.problem.dtype, kernels)),
-        layout_(workspace_of(args.problem, engine_, args.limits)),
+        form_(gradient_form_of(args.problem.dtype, kernels.has_bf16_dot)),
+        layout_(workspace_of(args.problem, form_, args.limits)),
         blocks_(reinterpret_cast<ComputeBlock*>(args.workspace + layout_.threads + layout_.units)),
         queue_(args.tasks, static_cast<std::int64_t>(args.q_blocks.size()),
                static_cast<std::int64_t>(args.kv_blocks.size()), args.problem.shape.num_kv_heads,
                args.workspace + layout_.threads) {
-    place_blocks(args.problem, engine_, args.kv_blocks, blocks_,
+    place_blocks(args.problem, form_, args.kv_blocks, blocks_,
                  reinterpret_cast<float*>(args.workspace + layout_.threads + layout_.units +
                                           layout_.blocks));
   }
@@ -119,10 +123,10 @@ class Step {
   /// one).
   void work() {
     const ProgressHook progress = omp_get_thread_num() == 0 ? args_.progress : ProgressHook{};
-    if (must_widen(args_.problem.dtype, engine_)) {
+    if (must_prepare(args_.problem.dtype, form_)) {
 #pragma omp for schedule(dynamic, 1)
       for (std::size_t i = 0; i < args_.kv_blocks.size(); ++i) {
-        widen_block(args_.problem, kernels_, args_.kv_blocks[i], blocks_[i]);
+        prepare_block(args_.problem, form_, kernels_, args_.kv_blocks[i], blocks_[i]);
         progress();
       }
     }
@@ -142,12 +146,13 @@ class Step {
   };
 
   Scratch scratch() const {
-    const ThreadLayout layout = thread_layout(args_.problem.shape, args_.limits);
+    const ThreadLayout layout = thread_layout(args_.problem.shape, form_.engine, args_.limits);
     float* weights =
         reinterpret_cast<float*>(args_.workspace) + omp_get_thread_num() * layout.total();
     float* slopes = weights + layout.weights;
-    float* dq = slopes + layout.slopes;
-    return {{weights, slopes}, dq, dq + layout.dq};
+    float* slope_rows = slopes + layout.slopes;
+    float* dq = slope_rows + layout.slope_rows;
+    return {{weights, slopes, slope_rows}, dq, dq + layout.dq};
   }
 
   void run(const UnitQueue::Unit& unit, const ProgressHook& progress) const {
@@ -197,14 +202,14 @@ class Step {
     const std::int64_t packed_tile = head * tiles_of(queries.num_rows) + tile;
     kernels_.gradient->run_gradient(
         {.shape = &shape,
+         .engine = form_.engine,
          .mask = task.mask,
          .first_row = first_row,
          .num_rows = num_rows,
          .queries = reinterpret_cast<const float*>(queries.packed) +
-                    packed_tile * query_tile_layout(shape).total,
-         .k = block.k + kv_head * panels(block.num_keys) * kPanel * shape.head_dim,
-         .v = block.v + kv_head * panels(shape.value_dim) * kPanel * block.num_keys,
-         .num_keys = block.num_keys,
+                    packed_tile * query_tile_layout(form_.engine, shape).total,
+         .block = &block,
+         .kv_head = kv_head,
          .dq = dq,
          .dkv = dkv,
          .progress = progress},
@@ -225,15 +230,13 @@ class Step {
 
   const BackwardArgs& args_;
   const TileKernels& kernels_;
-  Engine engine_;
+  KvForm form_;
   Workspace layout_;
   ComputeBlock* blocks_;
   UnitQueue queue_;
 };
 
 }  // namespace
-
-Engine gradient_engine_of(DType, const TileKernels&) { return Engine::f32; }
 
 std::size_t dq_slot_bytes(const KernelProblem& problem) {
   return static_cast<std::size_t>(problem.shape.num_heads * tiles_of(problem.max_chunk_rows) *
@@ -243,7 +246,8 @@ std::size_t dq_slot_bytes(const KernelProblem& problem) {
 
 std::size_t gradient_workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
                                      const GradientLimits& limits) {
-  return workspace_of(problem, gradient_engine_of(problem.dtype, kernels), limits).total();
+  return workspace_of(problem, gradient_form_of(problem.dtype, kernels.has_bf16_dot), limits)
+      .total();
 }
 
 void backward(const BackwardArgs& args, const TileKernels& kernels) {

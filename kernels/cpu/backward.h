@@ -10,9 +10,6 @@
 
 namespace cpattn::cpu {
 
-/// How the backward of this dtype is computed.
-Engine gradient_engine_of(DType dtype, const TileKernels& kernels);
-
 std::size_t dq_slot_bytes(const KernelProblem& problem);
 std::size_t gradient_workspace_bytes(const KernelProblem& problem, const TileKernels& kernels,
                                      const GradientLimits& limits);

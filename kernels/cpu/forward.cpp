@@ -122,7 +122,7 @@ void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
   if (must_widen(args.problem.dtype, engine)) {
 #pragma omp for schedule(dynamic, 1)
     for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
-      widen_block(args.problem, kernels, args.kv_blocks[i], workspace.blocks[i]);
+      prepare_block(args.problem, {engine}, kernels, args.kv_blocks[i], workspace.blocks[i]);
       if (thread == 0) args.progress();
     }
   }
@@ -150,7 +150,7 @@ std::size_t workspace_bytes(const KernelProblem& problem, const TileKernels& ker
                             const StepLimits& limits) {
   const Engine engine = engine_of(problem.dtype, kernels.has_bf16_dot);
   return thread_area_bytes(problem, engine, limits.scratch_slots) + block_area_bytes(limits) +
-         static_cast<std::size_t>(widened_floats(problem, engine, limits.keys, limits.blocks)) *
+         static_cast<std::size_t>(prepared_floats(problem, {engine}, limits.keys, limits.blocks)) *
              sizeof(float);
 }
 
@@ -158,7 +158,7 @@ void forward(const ForwardArgs& args, const TileKernels& kernels) {
   check(args);
   const Engine engine = engine_of(args.problem.dtype, kernels.has_bf16_dot);
   const Workspace workspace = carve(args, engine);
-  place_blocks(args.problem, engine, args.kv_blocks, workspace.blocks, workspace.widened);
+  place_blocks(args.problem, {engine}, args.kv_blocks, workspace.blocks, workspace.widened);
   if (args.problem.num_threads == 1) {
     work(args, kernels, engine, workspace);
     return;

@@ -23,21 +23,6 @@ CP_INLINE F load_widened(const std::byte* row, DType dtype, std::int64_t d, std:
   return load_unaligned(from);
 }
 
-/// Rows [first_row, first_row + W) at channels [d, d + W) as lanes: square[channel][row]. Rows that
-/// saw no key, and those beyond the tile, come out as zeros.
-CP_INLINE void load_square(const QueryTileJob& job, const StridedRows& rows, std::int64_t first_row,
-                           std::int64_t d, std::int64_t dim, const bool* is_used, F* square) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    square[i] = F{};
-    const std::int64_t row = first_row + i;
-    if (row < job.num_rows && is_used[row]) {
-      square[i] = load_widened(rows.data + row * rows.row_bytes, rows.dtype, d, dim);
-    }
-  }
-}
-
-/// not 0 where a lane is infinite or NaN
 CP_INLINE I special_lanes(F v) { return ((I)v & 0x7f800000) == 0x7f800000; }
 
 CP_INLINE bool any_lane(I v) {
@@ -46,55 +31,115 @@ CP_INLINE bool any_lane(I v) {
   return any != 0;
 }
 
-void pack_query_tile(const QueryTileJob& job) {
+/// The two numbers of a pair, which are bf16 already, side by side.
+CP_INLINE F pair_up(F low, F high) {
+  return (F)((((I)low >> 16) & 0xffff) | ((I)high & static_cast<std::int32_t>(0xffff0000u)));
+}
+
+/// A packed tile while it is made.
+template <Engine E>
+struct QueryPacker {
+  const QueryTileJob& job;
+  bool is_used[kQueryTile];  ///< rows of the tile that saw a key
+  I specials{};
+
+  /// Rows [first_row, first_row + W) at channels [d, d + W), in the precision that is multiplied.
+  /// Rows that saw no key, and those beyond the tile, come out as zeros.
+  CP_INLINE void load_square(const StridedRows& rows, std::int64_t first_row, std::int64_t d,
+                             std::int64_t dim, F* square) {
+    for (int i = 0; i < kLanes; ++i) {
+      square[i] = F{};
+      const std::int64_t row = first_row + i;
+      if (row >= job.num_rows || !is_used[row]) continue;
+      square[i] = load_widened(rows.data + row * rows.row_bytes, rows.dtype, d, dim);
+    }
+  }
+
+  CP_INLINE void round_square(F* square) {
+    for (int i = 0; i < kLanes; ++i) {
+      if constexpr (E == Engine::bf16_pair) square[i] = (F)(round_bf16(square[i]) << 16);
+      specials |= special_lanes(square[i]);
+    }
+  }
+
+  /// A square of rows to its place in [row][channel], `to` at (first row, d).
+  CP_INLINE void store_rows(const F* square, std::int64_t row_floats, float* to) {
+    if constexpr (E == Engine::f32) {
+      for (int i = 0; i < kLanes; ++i) store(to + i * row_floats, square[i]);
+    } else {
+      for (int i = 0; i < kLanes; i += 2) {
+        store(to + i / 2 * row_floats, pair_up(square[i], square[i + 1]));
+      }
+    }
+  }
+
+  /// A square of channels from d on to its place in [step][row], `to` at (0, first row).
+  CP_INLINE void store_lanes(const F* square, std::int64_t d, std::int64_t num_steps, I keep,
+                             I flip, float* to) {
+    constexpr int kStep = E == Engine::f32 ? 1 : 2;
+    for (int i = 0; i < kLanes && (d + i) / kStep < num_steps; i += kStep) {
+      const F element = E == Engine::f32 ? square[i] : pair_up(square[i], square[i + kStep - 1]);
+      store(to + (d + i) / kStep * kLd, (F)(((I)element & keep) ^ flip));
+    }
+  }
+};
+
+template <Engine E>
+void pack_tile_queries(const QueryTileJob& job) {
   const std::int64_t head_dim = job.shape->head_dim, value_dim = job.shape->value_dim;
-  const QueryTileLayout layout = query_tile_layout(*job.shape);
-  const ScoreScale scale = score_scale(job.shape->softmax_scale, Engine::f32);
+  const QueryTileLayout layout = query_tile_layout(E, *job.shape);
+  const std::int64_t value_steps = (layout.dout_rows - layout.dout_lanes) / kQueryTile;
+  const ScoreScale scale = score_scale(job.shape->softmax_scale, E);
   const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
   const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
-  bool is_used[kQueryTile];
+  QueryPacker<E> packer{job, {}};
   float* lse = job.packed + layout.lse;
+  float* delta = job.packed + layout.delta;
   for (std::int64_t row = 0; row < kQueryTile; ++row) {
     const float natural = row < job.num_rows ? job.lse[row * job.lse_stride] : kEmptyMax;
-    is_used[row] = natural != kEmptyMax;
+    packer.is_used[row] = natural != kEmptyMax;
     lse[row] = static_cast<float>(static_cast<double>(natural) * kLog2e);
   }
-  I specials{};
   for (std::int64_t r = 0; r < kQueryTile; r += kLanes) {
-    F square[kLanes], other[kLanes];
+    const std::int64_t row = r / rows_per_element(E);
+    F square[kLanes], out[kLanes];
     for (std::int64_t d = 0; d < padded_dim(head_dim); d += kLanes) {
-      load_square(job, job.q, r, d, head_dim, is_used, square);
-      for (int i = 0; i < kLanes; ++i) {
-        specials |= special_lanes(square[i]);
-        store(job.packed + layout.q_rows + (r + i) * padded_dim(head_dim) + d, square[i]);
-      }
+      packer.load_square(job.q, r, d, head_dim, square);
+      packer.round_square(square);
+      packer.store_rows(square, padded_dim(head_dim),
+                        job.packed + layout.q_rows + row * padded_dim(head_dim) + d);
       transpose(square);
-      for (int i = 0; i < kLanes && d + i < head_dim; ++i) {
-        store(job.packed + layout.q_lanes + (d + i) * kLd + r, (F)(((I)square[i] & keep) ^ flip));
-      }
+      packer.store_lanes(square, d, steps_of(E, head_dim), keep, flip,
+                         job.packed + layout.q_lanes + r);
     }
-    F delta{};
+    F sum{};
     for (std::int64_t d = 0; d < padded_dim(value_dim); d += kLanes) {
-      load_square(job, job.dout, r, d, value_dim, is_used, square);
-      for (int i = 0; i < kLanes; ++i) {
-        specials |= special_lanes(square[i]);
-        store(job.packed + layout.dout_rows + (r + i) * padded_dim(value_dim) + d, square[i]);
-      }
-      load_square(job, job.out, r, d, value_dim, is_used, other);
+      packer.load_square(job.dout, r, d, value_dim, square);
+      packer.round_square(square);
+      packer.store_rows(square, padded_dim(value_dim),
+                        job.packed + layout.dout_rows + row * padded_dim(value_dim) + d);
+      packer.load_square(job.out, r, d, value_dim, out);
       transpose(square);
-      transpose(other);
-      for (int i = 0; i < kLanes && d + i < panels(value_dim) * kPanel; ++i) {
-        store(job.packed + layout.dout_lanes + (d + i) * kLd + r, square[i]);
-        if (d + i < value_dim) delta = fma(square[i], other[i], delta);
-      }
+      transpose(out);
+      packer.store_lanes(square, d, value_steps, ~I{}, I{}, job.packed + layout.dout_lanes + r);
+      for (int i = 0; i < kLanes && d + i < value_dim; ++i) sum = fma(square[i], out[i], sum);
     }
-    store(job.packed + layout.delta + r, delta);
+    store(delta + r, sum);
   }
-  float* delta = job.packed + layout.delta;
   for (std::int64_t row = 0; job.dlse != nullptr && row < job.num_rows; ++row) {
-    if (is_used[row]) delta[row] = delta[row] - job.dlse[row * job.dlse_stride];
+    if (packer.is_used[row]) delta[row] = delta[row] - job.dlse[row * job.dlse_stride];
   }
-  job.packed[layout.specials] = any_lane(specials) ? 1.0f : 0.0f;
+  job.packed[layout.specials] = any_lane(packer.specials) ? 1.0f : 0.0f;
+}
+
+void pack_query_tile(const QueryTileJob& job) {
+#if defined(__AVX512BF16__)
+  if (job.engine == Engine::bf16_pair) {
+    pack_tile_queries<Engine::bf16_pair>(job);
+    return;
+  }
+#endif
+  pack_tile_queries<Engine::f32>(job);
 }
 
 void add(const float* left, const float* right, std::int64_t count, float* dst) {

@@ -1,22 +1,23 @@
 // The gradients of one query tile x one kv block x one head: p and ds tile by tile, and from them
 // dq, dv, dk. Source: FlashAttention-2 (Dao 2023), algorithm 2.
 
-/// How many keys of the block each row of the tile sees; surplus rows as the last one. A row that
-/// saw no key at all sees none here either.
+/// How many keys of the block each row of the tile sees, 0 for surplus rows. A row that saw no key
+/// at all sees none here either.
 struct RowLimits {
   alignas(64) float lanes[kQueryTile];
-  std::int64_t smallest;
+  std::int64_t smallest;  ///< of the tile's own rows
   std::int64_t largest;
 };
 
 void find_limits(const GradientJob& job, const float* lse, RowLimits& limits) {
-  limits.smallest = job.num_keys;
+  const std::int64_t num_keys = job.block->num_keys;
+  limits.smallest = num_keys;
   limits.largest = 0;
   for (std::int64_t row = 0; row < kQueryTile; ++row) {
-    const std::int64_t in_tile = row < job.num_rows ? row : job.num_rows - 1;
-    const std::int64_t limit = lse[in_tile] == kEmptyMax
-                                   ? 0
-                                   : job.mask.visible_keys(job.first_row + in_tile, job.num_keys);
+    limits.lanes[row] = 0.0f;
+    if (row >= job.num_rows) continue;
+    const bool saw_none = lse[row] == kEmptyMax;
+    const std::int64_t limit = saw_none ? 0 : job.mask.visible_keys(job.first_row + row, num_keys);
     limits.lanes[row] = static_cast<float>(limit);
     limits.smallest = limit < limits.smallest ? limit : limits.smallest;
     limits.largest = limit > limits.largest ? limit : limits.largest;
@@ -30,40 +31,116 @@ CP_INLINE std::int64_t first_row_that_sees(const GradientJob& job, std::int64_t 
   return row < 0 ? 0 : (row < job.num_rows ? row : job.num_rows);
 }
 
-/// Keys [first, first + num_keys) of the block; `panel_keys` the same in whole panels.
+/// Keys [first, first + num_keys) of the block: where their k and v begin.
 struct KeyTile {
   std::int64_t first;
   std::int64_t num_keys;
-  std::int64_t panel_keys;
-  bool is_masked;  ///< some lane does not see some key of it
+  std::int64_t panel_keys;  ///< num_keys in whole panels
+  bool is_masked;           ///< some lane does not see some key of the panels
+  const float* k;
+  const float* v;
+  const float* k_by_channels;  ///< bf16_pair only
 };
 
-/// p and ds of one group of lanes.
-template <int NQ>
-void differentiate_group(const GradientJob& job, const KeyTile& tile, const RowLimits& limits,
-                         float scale, std::int64_t lane, const GradientScratch& scratch) {
-  const std::int64_t head_dim = job.shape->head_dim, value_dim = job.shape->value_dim;
-  const QueryTileLayout layout = query_tile_layout(*job.shape);
-  const float* queries = job.queries + lane;
-  float* weights = scratch.weights + lane;
-  float* slopes = scratch.slopes + lane;
-  F unused[NQ];
-  for (int j = 0; j < NQ; ++j) unused[j] = F{};
-  score_keys<Engine::f32, NQ, false>(queries + layout.q_lanes, job.k + tile.first * head_dim,
-                                     head_dim, tile.panel_keys, weights, unused, 0.0f, unused);
-  dot_values<NQ>(queries + layout.dout_lanes, job.v + tile.first * kPanel, job.num_keys * kPanel,
-                 value_dim, tile.num_keys, slopes);
-  const auto weigh = tile.is_masked ? weigh_slopes<NQ, true> : weigh_slopes<NQ, false>;
-  weigh(weights, slopes, tile.panel_keys, broadcast(scale), queries + layout.lse,
-        queries + layout.delta, limits.lanes + lane, tile.first);
+template <Engine E>
+KeyTile key_tile(const GradientJob& job, const RowLimits& limits, std::int64_t first) {
+  const std::int64_t keys = job.block->num_keys;
+  const std::int64_t steps = steps_of(E, job.shape->head_dim);
+  const std::int64_t left = limits.largest - first;
+  KeyTile tile;
+  tile.first = first;
+  tile.num_keys = left < kKeyTile ? left : kKeyTile;
+  tile.panel_keys = panels(tile.num_keys) * kPanel;
+  tile.is_masked = first + tile.panel_keys > limits.smallest || job.num_rows < kQueryTile;
+  tile.k = job.block->k + (job.kv_head * panels(keys) * kPanel + first) * steps;
+  if constexpr (E == Engine::f32) {
+    tile.v = job.block->v + (job.kv_head * panels(job.shape->value_dim) * keys + first) * kPanel;
+    tile.k_by_channels = nullptr;
+  } else {
+    const std::int64_t value_steps = steps_of(E, job.shape->value_dim);
+    tile.v = job.block->v + (job.kv_head * panels(keys) * kPanel + first) * value_steps;
+    tile.k_by_channels =
+        job.block->k_by_channels +
+        (job.kv_head * panels(job.shape->head_dim) * value_rows(E, keys) + first / 2) * kPanel;
+  }
+  return tile;
 }
 
-template <int NQ>
-void add_dq_group(const GradientJob& job, const KeyTile& tile, std::int64_t lane,
-                  const GradientScratch& scratch) {
+/// p and ds of one group of lanes.
+template <Engine E, int NQ>
+void differentiate_group(const GradientJob& job, const KeyTile& tile, const RowLimits& limits,
+                         float scale, std::int64_t lane, const GradientScratch& scratch) {
+  const QueryTileLayout layout = query_tile_layout(E, *job.shape);
+  const std::int64_t steps = steps_of(E, job.shape->head_dim), value_dim = job.shape->value_dim;
+  const float* queries = job.queries + lane;
+  const SlopeGroup group{scratch.weights + lane,
+                         scratch.slopes + lane,
+                         scratch.slope_rows + lane / rows_per_element(E),
+                         queries + layout.lse,
+                         queries + layout.delta,
+                         limits.lanes + lane};
+  F unused[NQ];
+  for (int j = 0; j < NQ; ++j) unused[j] = F{};
+  score_keys<E, NQ, false>(queries + layout.q_lanes, tile.k, steps, tile.panel_keys, group.weights,
+                           unused, 0.0f, unused);
+  if constexpr (E == Engine::f32) {
+    dot_values<NQ>(queries + layout.dout_lanes, tile.v, job.block->num_keys * kPanel, value_dim,
+                   tile.num_keys, group.slopes);
+  } else {
+    score_keys<E, NQ, false>(queries + layout.dout_lanes, tile.v, steps_of(E, value_dim),
+                             tile.panel_keys, group.slopes, unused, 0.0f, unused);
+  }
+  const auto weigh = tile.is_masked ? weigh_slopes<E, NQ, true> : weigh_slopes<E, NQ, false>;
+  weigh(group, tile.panel_keys, broadcast(scale), tile.first);
+}
+
+CP_INLINE bool is_special(float x) {
+  return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) == 0x7f800000u;
+}
+
+/// Whether a key that some row does not see holds an infinity or a NaN in k.
+template <Engine E>
+bool hides_special_keys(const GradientJob& job, const KeyTile& tile, const RowLimits& limits) {
   const std::int64_t head_dim = job.shape->head_dim;
-  add_keys<NQ>(scratch.slopes + lane, job.k + tile.first * head_dim, head_dim, tile.panel_keys,
-               job.dq + lane);
+  if (limits.smallest >= tile.first + tile.num_keys) return false;
+  const std::int64_t seen = limits.smallest > tile.first ? limits.smallest - tile.first : 0;
+  if constexpr (E == Engine::bf16_pair) {
+    return has_special_values<E>(tile.k_by_channels, value_rows(E, job.block->num_keys) * kPanel,
+                                 head_dim, seen / 2, value_rows(E, tile.num_keys));
+  }
+  bool found = false;
+  for (std::int64_t i = seen / kPanel * kPanel * head_dim; i < tile.panel_keys * head_dim; ++i) {
+    found |= is_special(tile.k[i]);
+  }
+  return found;
+}
+
+/// dq of one group of lanes.
+template <Engine E, int NQ>
+void add_dq_group(const GradientJob& job, const KeyTile& tile, const RowLimits& limits,
+                  bool hides_specials, std::int64_t lane, const GradientScratch& scratch) {
+  const std::int64_t head_dim = job.shape->head_dim;
+  const float* slopes = scratch.slopes + lane;
+  float* dq = job.dq + lane;
+  F limit[NQ], ones[NQ];
+  for (int j = 0; j < NQ; ++j) {
+    limit[j] = load(limits.lanes + lane + j * kLanes);
+    ones[j] = broadcast(1.0f);
+  }
+  if constexpr (E == Engine::bf16_pair) {
+    const std::int64_t stride = value_rows(E, job.block->num_keys) * kPanel;
+    const std::int64_t rows = value_rows(E, tile.num_keys);
+    if (hides_specials) {
+      add_visible_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, rows, ones, false,
+                                tile.first, limit, dq);
+    } else {
+      add_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, rows, ones, false, dq);
+    }
+  } else if (hides_specials) {
+    add_visible_keys<NQ>(slopes, tile.k, head_dim, tile.num_keys, limit, tile.first, dq);
+  } else {
+    add_keys<NQ>(slopes, tile.k, head_dim, tile.panel_keys, dq);
+  }
 }
 
 /// visit(integral_constant<int, vectors of the group>, first lane) for the groups of a tile.
@@ -84,78 +161,62 @@ CP_INLINE void for_each_group(std::int64_t num_rows, const Visit& visit) {
   }
 }
 
-CP_INLINE bool is_special(float x) {
-  return (std::bit_cast<std::uint32_t>(x) & 0x7f800000u) == 0x7f800000u;
-}
-
-/// Whether a key that some row does not see holds an infinity or a NaN in k.
-bool hides_special_keys(const GradientJob& job, const KeyTile& tile, const RowLimits& limits) {
-  const std::int64_t head_dim = job.shape->head_dim;
-  const std::int64_t end = tile.first + tile.panel_keys;
-  if (limits.smallest >= end) return false;
-  const std::int64_t begin =
-      limits.smallest > tile.first ? limits.smallest / kPanel * kPanel : tile.first;
-  bool found = false;
-  for (std::int64_t i = begin * head_dim; i < end * head_dim; ++i) found |= is_special(job.k[i]);
-  return found;
-}
-
-void add_dq(const GradientJob& job, const KeyTile& tile, const RowLimits& limits,
-            const GradientScratch& scratch) {
-  if (hides_special_keys(job, tile, limits)) {
-    const std::int64_t head_dim = job.shape->head_dim;
-    add_visible_keys(scratch.slopes, job.k + tile.first * head_dim, head_dim, tile.num_keys,
-                     limits.lanes, tile.first, vectors_of(job.num_rows), job.dq);
-    return;
-  }
-  for_each_group(job.num_rows, [&](auto vectors, std::int64_t lane) {
-    add_dq_group<vectors>(job, tile, lane, scratch);
-  });
-}
-
 /// dv and dk, panel by panel. Rows before the first that sees a panel's first key see none of it:
 /// leaving them out changes no bit, since their terms would be the first of each sum, and 0.
+template <Engine E>
 void add_dkv(const GradientJob& job, const KeyTile& tile, const RowLimits& limits,
              const GradientScratch& scratch) {
-  const QueryTileLayout layout = query_tile_layout(*job.shape);
+  const QueryTileLayout layout = query_tile_layout(E, *job.shape);
   const std::int64_t dk_floats = padded_dim(job.shape->head_dim);
   const std::int64_t dv_floats = padded_dim(job.shape->value_dim);
   const std::int64_t stride = dk_floats + dv_floats;
   const bool has_specials = job.queries[layout.specials] != 0.0f;
+  const float* slopes = E == Engine::f32 ? scratch.slopes : scratch.slope_rows;
+  const std::int64_t end = (job.num_rows + rows_per_element(E) - 1) / rows_per_element(E);
   for (std::int64_t key = 0; key < tile.num_keys; key += kPanel) {
     const std::int64_t first = tile.first + key;
     const std::int64_t keys = tile.num_keys - key < kPanel ? tile.num_keys - key : kPanel;
-    const std::int64_t row = first_row_that_sees(job, first);
-    const RowRun dout{job.queries + layout.dout_rows, dv_floats, row, job.num_rows};
-    const RowRun q{job.queries + layout.q_rows, dk_floats, row, job.num_rows};
+    const std::int64_t begin = first_row_that_sees(job, first) / rows_per_element(E);
+    const RowRun dout{job.queries + layout.dout_rows, dv_floats, begin, end};
+    const RowRun q{job.queries + layout.q_rows, dk_floats, begin, end};
     float* dk = job.dkv + first * stride;
-    const float* weights = scratch.weights + key * kLd;
-    const float* slopes = scratch.slopes + key * kLd;
+    const float* p = scratch.weights + key * kWeightStride<E>;
+    const float* ds = slopes + key * kWeightStride<E>;
     if (has_specials && first + keys > limits.smallest) {
-      add_visible_rows(weights, dout, keys, limits.lanes, first, dk + dk_floats, stride);
-      add_visible_rows(slopes, q, keys, limits.lanes, first, dk, stride);
+      add_visible_rows<E>(p, dout, keys, limits.lanes, first, dk + dk_floats, stride);
+      add_visible_rows<E>(ds, q, keys, limits.lanes, first, dk, stride);
     } else {
-      add_rows(weights, dout, keys, dk + dk_floats, stride);
-      add_rows(slopes, q, keys, dk, stride);
+      add_rows<E>(p, dout, keys, dk + dk_floats, stride);
+      add_rows<E>(ds, q, keys, dk, stride);
     }
   }
 }
 
-void run_gradient(const GradientJob& job, const GradientScratch& scratch) {
+template <Engine E>
+void run_tile_gradient(const GradientJob& job, const GradientScratch& scratch) {
   RowLimits limits;
-  find_limits(job, job.queries + query_tile_layout(*job.shape).lse, limits);
-  const float scale = score_scale(job.shape->softmax_scale, Engine::f32).multiplier;
+  find_limits(job, job.queries + query_tile_layout(E, *job.shape).lse, limits);
+  const float scale = score_scale(job.shape->softmax_scale, E).multiplier;
   for (std::int64_t first = 0; first < limits.largest; first += kKeyTile) {
-    KeyTile tile;
-    tile.first = first;
-    tile.num_keys = limits.largest - first < kKeyTile ? limits.largest - first : kKeyTile;
-    tile.panel_keys = panels(tile.num_keys) * kPanel;
-    tile.is_masked = first + tile.panel_keys > limits.smallest;
+    const KeyTile tile = key_tile<E>(job, limits, first);
     for_each_group(job.num_rows, [&](auto vectors, std::int64_t lane) {
-      differentiate_group<vectors>(job, tile, limits, scale, lane, scratch);
+      differentiate_group<E, vectors>(job, tile, limits, scale, lane, scratch);
     });
-    add_dq(job, tile, limits, scratch);
-    add_dkv(job, tile, limits, scratch);
+    const bool hides_specials = hides_special_keys<E>(job, tile, limits);
+    for_each_group(job.num_rows, [&](auto vectors, std::int64_t lane) {
+      add_dq_group<E, vectors>(job, tile, limits, hides_specials, lane, scratch);
+    });
+    add_dkv<E>(job, tile, limits, scratch);
     job.progress();
   }
+}
+
+void run_gradient(const GradientJob& job, const GradientScratch& scratch) {
+#if defined(__AVX512BF16__)
+  if (job.engine == Engine::bf16_pair) {
+    run_tile_gradient<Engine::bf16_pair>(job, scratch);
+    return;
+  }
+#endif
+  run_tile_gradient<Engine::f32>(job, scratch);
 }

@@ -107,23 +107,36 @@ void pack_value_pairs(const std::byte* from, std::int64_t row_bytes, std::int64_
   }
 }
 
+/// The place of a key in a packed head that lies as k does.
+template <class Element>
+void pack_keys(const PackJob& job, const std::byte* from, std::int64_t row_bytes, std::int64_t key,
+               std::int64_t head, std::int64_t dim, std::byte* packed) {
+  const std::int64_t steps = steps_of(job.form.engine, dim);
+  const std::int64_t keys = job.end_key - key < kPanel ? job.end_key - key : kPanel;
+  auto* to = reinterpret_cast<Element*>(packed) + head * panels(job.num_keys) * steps * kPanel +
+             key * steps;
+  pack_key_panel<Element>(from, row_bytes, keys, steps, dim * (job.dtype == DType::f32 ? 4 : 2),
+                          to);
+}
+
 /// KElement and VElement: what an element of a packed panel of k is, and a scalar of v.
 template <class KElement, class VElement, bool IsPair>
 void pack_all(const PackJob& job) {
-  const std::int64_t steps = steps_of(job.engine, job.head_dim);
-  const std::int64_t stored = job.head_dim * (job.dtype == DType::f32 ? 4 : 2);
-  const std::int64_t k_head = panels(job.num_keys) * steps * kPanel;
-  const std::int64_t v_stride = value_rows(job.engine, job.num_keys) * kPanel * (IsPair ? 2 : 1);
+  const std::int64_t v_stride =
+      value_rows(job.form.engine, job.num_keys) * kPanel * (IsPair ? 2 : 1);
   // Heads inside: the caller's rows hold all heads side by side, so memory is read from end to end.
   for (std::int64_t key = job.first_key; key < job.end_key; key += kPanel) {
     const std::int64_t keys = job.end_key - key < kPanel ? job.end_key - key : kPanel;
     for (std::int64_t head = 0; head < job.num_heads; ++head) {
-      auto* k = reinterpret_cast<KElement*>(job.packed_k) + head * k_head + key * steps;
-      pack_key_panel<KElement>(job.k + key * job.k_row_bytes + head * job.k_head_bytes,
-                               job.k_row_bytes, keys, steps, stored, k);
+      const std::byte* k = job.k + key * job.k_row_bytes + head * job.k_head_bytes;
+      pack_keys<KElement>(job, k, job.k_row_bytes, key, head, job.head_dim, job.packed_k);
+      const std::byte* from = job.v + key * job.v_row_bytes + head * job.v_head_bytes;
+      if (IsPair && job.form.values == ValueForm::keys) {
+        pack_keys<KElement>(job, from, job.v_row_bytes, key, head, job.value_dim, job.packed_v);
+        continue;
+      }
       auto* v = reinterpret_cast<VElement*>(job.packed_v) +
                 head * panels(job.value_dim) * v_stride + key * kPanel;
-      const std::byte* from = job.v + key * job.v_row_bytes + head * job.v_head_bytes;
       if constexpr (IsPair) {
         pack_value_pairs(from, job.v_row_bytes, keys, job.value_dim, v_stride, v);
       } else {
@@ -134,11 +147,29 @@ void pack_all(const PackJob& job) {
 }
 
 void pack(const PackJob& job) {
-  if (job.engine == Engine::bf16_pair) {
+  if (job.form.engine == Engine::bf16_pair) {
     pack_all<float, std::uint16_t, true>(job);
   } else if (job.dtype == DType::f32) {
     pack_all<float, float, false>(job);
   } else {
     pack_all<std::uint16_t, std::uint16_t, false>(job);
+  }
+}
+
+/// Pairs of channels of keys a and b to pairs of keys: one per channel.
+void pair_keys(const float* k, std::int64_t num_keys, std::int64_t head_dim, float* k_by_channels) {
+  const std::int64_t steps = steps_of(Engine::bf16_pair, head_dim);
+  const std::int64_t rows = value_rows(Engine::bf16_pair, num_keys);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const float* panel = k + 2 * row / kPanel * kPanel * steps + 2 * row % kPanel;
+    for (std::int64_t d = 0; d < panels(head_dim) * kPanel; d += 2) {
+      const bool is_inside = d < head_dim;
+      const float* pair = panel + d / 2 * kPanel;
+      const std::uint32_t a = is_inside ? std::bit_cast<std::uint32_t>(pair[0]) : 0u;
+      const std::uint32_t b = is_inside ? std::bit_cast<std::uint32_t>(pair[1]) : 0u;
+      float* to = k_by_channels + (d / kPanel * rows + row) * kPanel + d % kPanel;
+      to[0] = std::bit_cast<float>((a & 0xffffu) | (b << 16));
+      to[1] = std::bit_cast<float>((a >> 16) | (b & 0xffff0000u));
+    }
   }
 }

@@ -16,10 +16,16 @@ struct HeadSizes {
   std::size_t v;
 };
 
-HeadSizes head_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys) {
-  const std::size_t element = engine == Engine::bf16_pair ? 4 : size_of(problem.dtype);
-  const std::int64_t k = panels(num_keys) * steps_of(engine, problem.shape.head_dim) * kPanel;
-  const std::int64_t v = panels(problem.shape.value_dim) * value_rows(engine, num_keys) * kPanel;
+HeadSizes head_sizes(const KernelProblem& problem, const KvForm& form, std::int64_t num_keys) {
+  const std::size_t element = form.engine == Engine::bf16_pair ? 4 : size_of(problem.dtype);
+  const auto like_k = [&](std::int64_t dim) {
+    return panels(num_keys) * steps_of(form.engine, dim) * kPanel;
+  };
+  const std::int64_t value_dim = problem.shape.value_dim;
+  const std::int64_t k = like_k(problem.shape.head_dim);
+  const std::int64_t v = form.values == ValueForm::keys
+                             ? like_k(value_dim)
+                             : panels(value_dim) * value_rows(form.engine, num_keys) * kPanel;
   return {static_cast<std::size_t>(k) * element, static_cast<std::size_t>(v) * element};
 }
 
@@ -42,13 +48,13 @@ std::int64_t longest_chunk(std::span<const PackChunk> chunks) {
 
 }  // namespace
 
-PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys) {
-  const HeadSizes head = head_sizes(problem, engine, num_keys);
+PackedSizes packed_sizes(const KernelProblem& problem, const KvForm& form, std::int64_t num_keys) {
+  const HeadSizes head = head_sizes(problem, form, num_keys);
   const auto heads = static_cast<std::size_t>(problem.shape.num_kv_heads);
   return {round_up(heads * head.k, kAlignment), round_up(heads * head.v, kAlignment)};
 }
 
-void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine) {
+void pack_kv(const PackKvArgs& args, const TileKernels& kernels, const KvForm& form) {
   const AttentionShape& shape = args.problem.shape;
   check(args.k, "k", args.problem, args.k.shape[0], shape.head_dim);
   check(args.v, "v", args.problem, args.k.shape[0], shape.value_dim);
@@ -65,7 +71,7 @@ void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine) 
     const std::int64_t first_key = i % pieces * kPieceKeys;
     if (first_key >= chunk.num_keys) continue;
     std::byte* packed = args.packed + chunk.offset;
-    kernels.pack({.engine = engine,
+    kernels.pack({.form = form,
                   .dtype = args.problem.dtype,
                   .num_keys = chunk.num_keys,
                   .first_key = first_key,
@@ -80,7 +86,7 @@ void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine) 
                   .v_row_bytes = args.v.strides[0] * element,
                   .v_head_bytes = args.v.strides[1] * element,
                   .packed_k = packed,
-                  .packed_v = packed + packed_sizes(args.problem, engine, chunk.num_keys).k});
+                  .packed_v = packed + packed_sizes(args.problem, form, chunk.num_keys).k});
   }
 }
 

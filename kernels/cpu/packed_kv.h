@@ -18,13 +18,19 @@ constexpr Engine engine_of(DType dtype, bool has_bf16_dot) {
   return dtype == DType::bf16 && has_bf16_dot ? Engine::bf16_pair : Engine::f32;
 }
 
+/// With pairs, all products of the backward run on them, and dout.v contracts channels as q.k does.
+constexpr KvForm gradient_form_of(DType dtype, bool has_bf16_dot) {
+  const Engine engine = engine_of(dtype, has_bf16_dot);
+  return {engine, engine == Engine::f32 ? ValueForm::channels : ValueForm::keys};
+}
+
 /// Bytes of the two parts of a packed chunk.
 struct PackedSizes {
   std::size_t k;
   std::size_t v;
 };
-PackedSizes packed_sizes(const KernelProblem& problem, Engine engine, std::int64_t num_keys);
+PackedSizes packed_sizes(const KernelProblem& problem, const KvForm& form, std::int64_t num_keys);
 
-void pack_kv(const PackKvArgs& args, const TileKernels& kernels, Engine engine);
+void pack_kv(const PackKvArgs& args, const TileKernels& kernels, const KvForm& form);
 
 }  // namespace cpattn::cpu

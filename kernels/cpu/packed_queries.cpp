@@ -41,13 +41,14 @@ StridedRows rows_of(const AnyConstTensor& tensor, std::int64_t row, std::int64_t
           tensor.strides[0] * static_cast<std::int64_t>(size_of(tensor.dtype)), tensor.dtype};
 }
 
-void pack_tile(const PackQueriesArgs& args, const TileKernels& kernels, const PackChunk& chunk,
-               std::int64_t head, std::int64_t tile) {
+void pack_tile(const PackQueriesArgs& args, const TileKernels& kernels, Engine engine,
+               const PackChunk& chunk, std::int64_t head, std::int64_t tile) {
   const std::int64_t first_row = tile * kQueryTile, row = chunk.row_begin + first_row;
   const bool has_dlse = args.dlse.data != nullptr;
   const std::int64_t index = head * tiles_of(chunk.num_keys) + tile;
   kernels.gradient->pack_query_tile(
       {.shape = &args.problem.shape,
+       .engine = engine,
        .num_rows = std::min(chunk.num_keys - first_row, kQueryTile),
        .q = rows_of(args.q, row, head),
        .out = rows_of(args.out, row, head),
@@ -57,18 +58,18 @@ void pack_tile(const PackQueriesArgs& args, const TileKernels& kernels, const Pa
        .dlse = has_dlse ? &args.dlse(row, head) : nullptr,
        .dlse_stride = args.dlse.strides[0],
        .packed = reinterpret_cast<float*>(args.packed + chunk.offset) +
-                 index * query_tile_layout(args.problem.shape).total});
+                 index * query_tile_layout(engine, args.problem.shape).total});
 }
 
 }  // namespace
 
-std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
+std::size_t packed_query_bytes(const KernelProblem& problem, Engine engine, std::int64_t num_rows) {
   return static_cast<std::size_t>(problem.shape.num_heads * tiles_of(num_rows) *
-                                  query_tile_layout(problem.shape).total) *
+                                  query_tile_layout(engine, problem.shape).total) *
          sizeof(float);
 }
 
-void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels) {
+void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels, Engine engine) {
   check(args);
   std::int64_t tiles = 0;
   for (const PackChunk& chunk : args.chunks) tiles = std::max(tiles, tiles_of(chunk.num_keys));
@@ -80,7 +81,7 @@ void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels) {
   for (std::int64_t i = 0; i < num_jobs; ++i) {
     const PackChunk& chunk = args.chunks[static_cast<std::size_t>(i / heads / tiles)];
     const std::int64_t tile = i / heads % tiles;
-    if (tile < tiles_of(chunk.num_keys)) pack_tile(args, kernels, chunk, i % heads, tile);
+    if (tile < tiles_of(chunk.num_keys)) pack_tile(args, kernels, engine, chunk, i % heads, tile);
   }
 }
 

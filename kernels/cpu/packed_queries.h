@@ -10,7 +10,7 @@
 
 namespace cpattn::cpu {
 
-std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows);
-void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels);
+std::size_t packed_query_bytes(const KernelProblem& problem, Engine engine, std::int64_t num_rows);
+void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels, Engine engine);
 
 }  // namespace cpattn::cpu

@@ -25,14 +25,16 @@ namespace avx2 {
 #include "kernels/cpu/tile-inl.h"
 // The backward, products first.
 #include "kernels/cpu/gradient_products-inl.h"
+#include "kernels/cpu/gradient_slopes-inl.h"
 #include "kernels/cpu/gradient_tile-inl.h"
 // gradient_rows-inl.h last: it lists the backward's functions.
 #include "kernels/cpu/gradient_rows-inl.h"
 }  // namespace avx2
 
 const TileKernels& avx2_tile_kernels() {
-  static constexpr TileKernels kKernels{avx2::pack, avx2::run_tile, avx2::widen,
-                                        avx2::burn, false,          &avx2::kGradientKernels};
+  static constexpr TileKernels kKernels{
+      avx2::pack, avx2::pair_keys, avx2::run_tile,         avx2::widen,
+      avx2::burn, false,           &avx2::kGradientKernels};
   return kKernels;
 }
 

@@ -25,15 +25,16 @@ namespace avx512 {
 #include "kernels/cpu/tile-inl.h"
 // The backward, products first.
 #include "kernels/cpu/gradient_products-inl.h"
+#include "kernels/cpu/gradient_slopes-inl.h"
 #include "kernels/cpu/gradient_tile-inl.h"
 // gradient_rows-inl.h last: it lists the backward's functions.
 #include "kernels/cpu/gradient_rows-inl.h"
 }  // namespace avx512
 
 const TileKernels& avx512_tile_kernels() {
-  static constexpr TileKernels kKernels{avx512::pack,  avx512::run_tile,
-                                        avx512::widen, avx512::burn,
-                                        false,         &avx512::kGradientKernels};
+  static constexpr TileKernels kKernels{
+      avx512::pack, avx512::pair_keys,        avx512::run_tile, avx512::widen, avx512::burn,
+      false,        &avx512::kGradientKernels};
   return kKernels;
 }
 

@@ -25,6 +25,7 @@ namespace avx512_bf16 {
 #include "kernels/cpu/tile-inl.h"
 // The backward, products first.
 #include "kernels/cpu/gradient_products-inl.h"
+#include "kernels/cpu/gradient_slopes-inl.h"
 #include "kernels/cpu/gradient_tile-inl.h"
 // gradient_rows-inl.h last: it lists the backward's functions.
 #include "kernels/cpu/gradient_rows-inl.h"
@@ -32,6 +33,7 @@ namespace avx512_bf16 {
 
 const TileKernels& avx512_bf16_tile_kernels() {
   static constexpr TileKernels kKernels{avx512_bf16::pack,
+                                        avx512_bf16::pair_keys,
                                         avx512_bf16::run_tile,
                                         avx512_bf16::widen,
                                         avx512_bf16::burn,

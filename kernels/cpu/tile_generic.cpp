@@ -36,15 +36,16 @@ namespace generic {
 #include "kernels/cpu/tile-inl.h"
 // The backward, products first.
 #include "kernels/cpu/gradient_products-inl.h"
+#include "kernels/cpu/gradient_slopes-inl.h"
 #include "kernels/cpu/gradient_tile-inl.h"
 // gradient_rows-inl.h last: it lists the backward's functions.
 #include "kernels/cpu/gradient_rows-inl.h"
 }  // namespace generic
 
 const TileKernels& generic_tile_kernels() {
-  static constexpr TileKernels kKernels{generic::pack,  generic::run_tile,
-                                        generic::widen, generic::burn,
-                                        false,          &generic::kGradientKernels};
+  static constexpr TileKernels kKernels{
+      generic::pack, generic::pair_keys,        generic::run_tile, generic::widen, generic::burn,
+      false,         &generic::kGradientKernels};
   return kKernels;
 }
 

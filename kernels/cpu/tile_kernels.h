@@ -32,6 +32,15 @@ enum class Engine {
   bf16_pair,  ///< element = two neighbouring bf16, multiplied by the bf16 dot instruction
 };
 
+/// How v lies beside k: by channels, as P.V reads it, or like k, as dout.v with pairs reads it.
+enum class ValueForm { channels, keys };
+
+/// What a packed chunk is made for.
+struct KvForm {
+  Engine engine = Engine::f32;
+  ValueForm values = ValueForm::channels;
+};
+
 /// Width of the panels in which k and v lie: 8 keys of k, 8 channels of v.
 inline constexpr std::int64_t kPanel = 8;
 
@@ -40,10 +49,11 @@ inline constexpr std::int64_t kPanel = 8;
 /// Channel d of key j: v[((h * panels(Dv) + d / 8) * rows + row) * 8 + d % 8], where f32 has a row
 /// for every key, and bf16_pair one for every two: keys 2 row (low half) and 2 row + 1 (a missing
 /// last one is 0). So both inner loops read one stream of neighbouring numbers, whatever the head
-/// size.
+/// size. ValueForm::keys: v lies as k does, with the steps of Dv.
 struct ComputeBlock {
   const float* k = nullptr;
   const float* v = nullptr;
+  const float* k_by_channels = nullptr;  ///< k as v lies above: the backward of pairs only
   std::int64_t num_keys = 0;
 };
 
@@ -100,7 +110,7 @@ struct TileJob {
 /// Keys [first_key, end_key) of one kv chunk, all heads, as the caller has them. first_key is a
 /// multiple of 8, and so is end_key unless it is num_keys.
 struct PackJob {
-  Engine engine = Engine::f32;
+  KvForm form;
   DType dtype = DType::f32;
   std::int64_t num_keys = 0;  ///< of the chunk
   std::int64_t first_key = 0;
@@ -120,6 +130,9 @@ struct PackJob {
 
 struct TileKernels {
   void (*pack)(const PackJob& job) = nullptr;
+  /// One head's k in pairs of channels, panels of keys, to pairs of keys, panels of channels.
+  void (*pair_keys)(const float* k, std::int64_t num_keys, std::int64_t head_dim,
+                    float* k_by_channels) = nullptr;
   void (*run_tile)(const TileJob& job, const TileScratch& scratch) = nullptr;
   /// `count` elements of f16 or bf16 to f32.
   void (*widen)(const std::byte* from, DType dtype, std::int64_t count, float* to) = nullptr;
