@@ -4,6 +4,7 @@
 #include "cp/bindings/attention.h"
 #include "cp/bindings/group.h"
 #include "cp/bindings/reference.h"
+#include "cp/bindings/tools.h"
 #include "src/base/error.h"
 
 namespace cpattn::python {
@@ -89,4 +90,5 @@ PYBIND11_MODULE(_cpattn, module) {
   bind_group(module);
   bind_attention(module);
   bind_reference(module);
+  bind_tools(module);
 }

@@ -20,17 +20,23 @@ from cpattn._cpattn import (
 )
 from cpattn.attention import Attention, Plan
 from cpattn.groups import Group, self_group, world
+from cpattn.sharding import IGNORE_TARGET, Leaf, OrderedSum, Sharding, ordered_sum
 
 __all__ = [
     "Attention",
     "CommError",
     "Error",
     "Group",
+    "IGNORE_TARGET",
     "InternalError",
     "InvalidArgumentError",
+    "Leaf",
+    "OrderedSum",
     "Plan",
+    "Sharding",
     "UnsupportedError",
     "__version__",
+    "ordered_sum",
     "self_group",
     "world",
 ]

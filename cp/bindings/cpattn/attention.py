@@ -20,10 +20,12 @@ from cpattn._cpattn import InvalidArgumentError
 from cpattn.groups import GroupLike, group_of
 
 
-def lengths(name: str, value: Any) -> Optional[Tuple[int, ...]]:
-    """Cumulative lengths as a tuple of int, from a sequence, an array or a tensor."""
+def integers(name: str, value: Any) -> Optional[Tuple[int, ...]]:
+    """A tuple of int from a sequence, an array or a tensor; nothing else is rounded to one."""
     if value is None:
         return None
+    if isinstance(value, numpy.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        return tuple(value.tolist())
     items = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(items, (list, tuple)):
         raise InvalidArgumentError(f"{name}: {value!r}, expected a sequence of integers")
@@ -78,7 +80,7 @@ def problem_arguments(
     """The arguments of `Attention.plan`, as they are documented there, with defaults filled in."""
     if (seq_len is None) == (cu_seqlens is None):
         raise InvalidArgumentError("seq_len, cu_seqlens: expected one of them")
-    cu_q = lengths("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
+    cu_q = integers("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
     head_dim = _count("head_dim", head_dim)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(head_dim, 1))
@@ -91,7 +93,7 @@ def problem_arguments(
         value_dim=_count("value_dim", head_dim if value_dim is None else value_dim),
         softmax_scale=float(softmax_scale),
         cu_seqlens_q=cu_q,
-        cu_seqlens_kv=cu_q if cu_seqlens_kv is None else lengths("cu_seqlens_kv", cu_seqlens_kv),
+        cu_seqlens_kv=cu_q if cu_seqlens_kv is None else integers("cu_seqlens_kv", cu_seqlens_kv),
         dtype=_cpattn.dtype_name(dtype),
         out_dtype=_cpattn.dtype_name(dtype if out_dtype is None else out_dtype),
     )
