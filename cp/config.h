@@ -13,8 +13,9 @@
 namespace cpattn {
 
 /// contiguous: rank r owns the r-th run of a document's chunks. zigzag: 2P runs, rank r owns runs r
-/// and 2P-1-r, so that a causal mask gives every rank the same work.
-enum class ShardingKind { contiguous, zigzag };
+/// and 2P-1-r, so that a causal mask gives every rank the same work. dual_chunk: the same with 2P
+/// parts of equal length in tokens, which is what trainers with Transformer Engine or Megatron hold.
+enum class ShardingKind { contiguous, zigzag, dual_chunk };
 
 /// canonical: partials are merged along a fixed binary tree over chunks; bits do not depend on the
 /// split. arrival: partials are folded into one running state as they come; least memory, bits
@@ -25,7 +26,8 @@ template <>
 struct EnumNames<ShardingKind> {
   static constexpr std::array kValues{
       NamedValue<ShardingKind>{ShardingKind::contiguous, "contiguous"},
-      NamedValue<ShardingKind>{ShardingKind::zigzag, "zigzag"}};
+      NamedValue<ShardingKind>{ShardingKind::zigzag, "zigzag"},
+      NamedValue<ShardingKind>{ShardingKind::dual_chunk, "dual_chunk"}};
 };
 template <>
 struct EnumNames<ScheduleKind> {

@@ -91,6 +91,9 @@ std::vector<std::string> problems_with(const Problem& problem, const CpConfig& c
     problems.push_back(detail::concat("rank ", rank, " of world_size ", world_size,
                                       ": expected 0 <= rank < world_size"));
   }
+  if (problems.empty()) {
+    collect(problems, [&] { check_divisible(problem.batch, config, world_size); });
+  }
   return problems;
 }
 
@@ -153,14 +156,22 @@ std::size_t Plan::bytes_on_wire() const {
   return bytes;
 }
 
-std::string_view Plan::guarantee() const {
-  switch (config_.schedule) {
-    case ScheduleKind::canonical:
-      return "bitwise across CP sizes";
-    case ScheduleKind::arrival:
-      return "none across CP sizes: arrival folds partials in the order the ring brings them";
+std::string Plan::guarantee() const {
+  if (config_.schedule == ScheduleKind::arrival) {
+    return "none across CP sizes: arrival folds partials in the order the ring brings them";
   }
-  return "";
+  for (std::size_t d = 0; d < problem_.batch.documents.size(); ++d) {
+    const Document& document = problem_.batch.documents[d];
+    for (const std::int64_t tokens : {document.q_tokens, document.kv_tokens}) {
+      const ChunkGrid grid = chunk_grid(tokens, config_, world_size_);
+      if (!grid.is_fragmented()) continue;
+      return detail::concat("bitwise for CP size ", world_size_,
+                            " only: shard borders do not meet chunk borders (document ", d,
+                            ": parts of ", grid.part_tokens, " tokens, chunk_tokens ",
+                            grid.chunk_tokens, ")");
+    }
+  }
+  return std::string(kBitwise);
 }
 
 std::string Plan::agreement_lines() const {

@@ -40,6 +40,9 @@ struct MemoryPlan {
   std::size_t total() const { return inputs + outputs + ring_slots + carried + workspace; }
 };
 
+/// Plan::guarantee() of a plan whose results are the same bits for every CP size.
+inline constexpr std::string_view kBitwise = "bitwise across CP sizes";
+
 class Plan {
  public:
   /// Validates everything at once (InvalidArgument lists every problem), then decides. Pure: any
@@ -72,8 +75,8 @@ class Plan {
   MemoryPlan memory() const;
   std::size_t bytes_on_wire() const;  ///< payload bytes this rank sends
 
-  /// "bitwise across CP sizes", or why not.
-  std::string_view guarantee() const;
+  /// kBitwise, or why not.
+  std::string guarantee() const;
 
   /// "key=value" lines of all that must be equal on all ranks: knobs, shapes, lengths, kernel
   /// numerics, sharding digest.

@@ -1,45 +1,17 @@
 #include "cp/schedule.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
-#include "src/base/reduction_tree.h"
+#include "cp/shuffle.h"
+#include "cp/slot_pool.h"
+#include "cp/visibility.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
+#include "src/base/reduction_tree.h"
 
 namespace cpattn {
 namespace {
-
-/// A counter-based generator (splitmix64; Steele, Lea, Flood 2014): enough to shuffle, equal
-/// everywhere.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
-/// Hands out the smallest free number.
-class SlotPool {
- public:
-  int take() {
-    if (free_.empty()) return size_++;
-    std::pop_heap(free_.begin(), free_.end(), std::greater<>());
-    const int slot = free_.back();
-    free_.pop_back();
-    return slot;
-  }
-  void give(int slot) {
-    free_.push_back(slot);
-    std::push_heap(free_.begin(), free_.end(), std::greater<>());
-  }
-  int size() const { return size_; }
-
- private:
-  std::vector<int> free_;
-  int size_ = 0;
-};
 
 /// One q chunk on its way through the steps.
 struct QueryChunk {
@@ -50,25 +22,6 @@ struct QueryChunk {
   ReductionTree tree{0};          ///< canonical
   std::vector<SlotIndex> values;  ///< slot of every partial that was ever made, by id
 };
-
-/// Number of kv chunks that the last row of a q chunk sees.
-std::int64_t visible_chunks(const OwnedChunk& q, const Document& document, const CpConfig& config) {
-  std::int64_t keys = document.kv_tokens;
-  if (config.mask == MaskKind::causal) {
-    const std::int64_t last = q.first + q.num_tokens - 1;
-    keys = std::clamp<std::int64_t>(last + 1 + document.kv_tokens - document.q_tokens, 0, keys);
-  }
-  return ceil_div(keys, config.chunk_tokens);
-}
-
-/// What a q chunk sees of a kv chunk. A block that every row sees whole is `full`: same bits, less
-/// work.
-BlockMask block_mask(const QueryChunk& q, const OwnedChunk& kv, MaskKind mask) {
-  const std::int64_t limit =
-      q.chunk.first + 1 + q.document.kv_tokens - q.document.q_tokens - kv.first;
-  if (mask == MaskKind::full || limit >= kv.num_tokens) return {};
-  return {MaskKind::causal, limit};
-}
 
 /// An op whose slots are still ids of partials.
 struct DraftOp {
@@ -83,7 +36,7 @@ class Builder {
   Builder(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank)
       : sharding_(sharding), config_(config), rank_(rank) {
     const int world_size = static_cast<int>(sharding.shards.size());
-    schedule_.direction = config.shuffle_arrival % 2 == 0 ? 1 : -1;
+    schedule_.direction = ring_direction(config);
     const auto at = [&](int offset) {
       return ((rank + offset) % world_size + world_size) % world_size;
     };
@@ -98,7 +51,8 @@ class Builder {
     }
     for (const OwnedChunk& chunk : sharding.shards[static_cast<std::size_t>(rank)].q) {
       const Document& document = batch.documents[static_cast<std::size_t>(chunk.document)];
-      const std::int64_t visible = visible_chunks(chunk, document, config);
+      const std::int64_t visible = num_visible_kv_chunks(
+          document, chunk, config.mask, chunk_grid(document.kv_tokens, config, world_size));
       chunks_.push_back({chunk, document, visible, 0, ReductionTree(visible), {}});
     }
   }
@@ -128,13 +82,8 @@ class Builder {
       result.push_back(narrow<std::int32_t>(it - kv.begin()));
     }
     if (config_.shuffle_arrival != 0) {
-      std::uint64_t state =
-          mix(static_cast<std::uint64_t>(config_.shuffle_arrival) ^
-              mix((step << 32) ^ q_index ^ (static_cast<std::uint64_t>(rank_) << 48)));
-      for (std::size_t i = result.size(); i > 1; --i) {
-        state = mix(state);
-        std::swap(result[i - 1], result[state % i]);
-      }
+      shuffle(result, static_cast<std::uint64_t>(config_.shuffle_arrival) ^
+                          mix((step << 32) ^ q_index ^ (static_cast<std::uint64_t>(rank_) << 48)));
     }
     return result;
   }
@@ -162,8 +111,9 @@ class Builder {
                  std::vector<DraftOp>& draft) {
     const auto owner = static_cast<std::size_t>(schedule_.steps[step].kv_owner);
     const OwnedChunk& kv = sharding_.shards[owner].kv[static_cast<std::size_t>(kv_index)];
-    StateOp op{
-        .kind = StateOpKind::block, .kv_block = kv_index, .mask = block_mask(q, kv, config_.mask)};
+    StateOp op{.kind = StateOpKind::block,
+               .kv_block = kv_index,
+               .mask = block_mask(q.document, q.chunk, kv, config_.mask)};
     ++q.num_seen;
     if (config_.schedule == ScheduleKind::arrival && !q.values.empty()) {
       op.kind = StateOpKind::accumulate;
@@ -241,6 +191,8 @@ class Builder {
 };
 
 }  // namespace
+
+int ring_direction(const CpConfig& config) { return config.shuffle_arrival % 2 == 0 ? 1 : -1; }
 
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
                        int rank) {

@@ -37,6 +37,9 @@ struct Schedule {
   int direction = 1;          ///< +1: spans travel to rank + 1
 };
 
+/// The ring's direction: +1 unless shuffled.
+int ring_direction(const CpConfig& config);
+
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
                        int rank);
 

@@ -34,17 +34,15 @@ std::vector<Share> contiguous_shares(std::int64_t num_chunks, int parts) {
 
 /// The cuts of zigzag.h, for the queries of a document. A row costs something even if it sees
 /// nothing.
-std::vector<Share> zigzag_shares(const Document& document, int parts, const CpConfig& config) {
-  const std::int64_t num_chunks = ceil_div(document.q_tokens, config.chunk_tokens);
+std::vector<Share> zigzag_shares(const Document& document, const ChunkGrid& grid, int parts,
+                                 MaskKind mask) {
   std::vector<std::int64_t> work_before{0};
-  for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const std::int64_t first = chunk * config.chunk_tokens;
-    const std::int64_t count = std::min(config.chunk_tokens, document.q_tokens - first);
-    work_before.push_back(work_before.back() + visible_pairs(document, config.mask, first, count) +
-                          count);
+  for (std::int64_t chunk = 0; chunk < grid.num_chunks(); ++chunk) {
+    const std::int64_t first = grid.begin(chunk), count = grid.end(chunk) - first;
+    work_before.push_back(work_before.back() + visible_pairs(document, mask, first, count) + count);
   }
   std::vector<Share> shares;
-  Run left{0, num_chunks};
+  Run left{0, grid.num_chunks()};
   for (const RunPair& pair : zigzag_pairs(work_before, parts)) {
     const Run rest{left.begin + pair.front, left.end - pair.back};
     shares.push_back({Run{left.begin, rest.begin}, Run{rest.end, left.end}});
@@ -53,12 +51,28 @@ std::vector<Share> zigzag_shares(const Document& document, int parts, const CpCo
   return shares;
 }
 
+/// Parts p and 2P-1-p.
+std::vector<Share> dual_chunk_shares(const ChunkGrid& grid, int parts) {
+  if (parts == 1) return {Share{Run{0, grid.num_chunks()}, Run{}}};
+  const std::int64_t length = grid.chunks_per_part();
+  std::vector<Share> shares;
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const std::int64_t mirror = 2 * parts - 1 - p;
+    shares.push_back(
+        {Run{p * length, (p + 1) * length}, Run{mirror * length, (mirror + 1) * length}});
+  }
+  return shares;
+}
+
 std::vector<Share> shares_of(const Document& document, int parts, const CpConfig& config) {
+  const ChunkGrid grid = chunk_grid(document.q_tokens, config, parts);
   switch (config.sharding) {
     case ShardingKind::contiguous:
-      return contiguous_shares(ceil_div(document.q_tokens, config.chunk_tokens), parts);
+      return contiguous_shares(grid.num_chunks(), parts);
     case ShardingKind::zigzag:
-      return zigzag_shares(document, parts, config);
+      return zigzag_shares(document, grid, parts, config.mask);
+    case ShardingKind::dual_chunk:
+      return dual_chunk_shares(grid, parts);
   }
   return {};
 }
@@ -93,12 +107,12 @@ class Cutter {
 
 /// Cost of a share for the choice of the shift: its visible pairs, plus its tokens so that rows
 /// which see little still count.
-std::int64_t share_load(const Document& document, const Share& share, const CpConfig& config) {
+std::int64_t share_load(const Document& document, const ChunkGrid& grid, const Share& share,
+                        MaskKind mask) {
   std::int64_t load = 0;
   for (const Run& run : share) {
-    const std::int64_t first = std::min(run.begin * config.chunk_tokens, document.q_tokens);
-    const std::int64_t last = std::min(run.end * config.chunk_tokens, document.q_tokens);
-    load += visible_pairs(document, config.mask, first, last - first) + (last - first);
+    const std::int64_t first = grid.begin(run.begin), count = grid.begin(run.end) - first;
+    load += visible_pairs(document, mask, first, count) + count;
   }
   return load;
 }
@@ -123,12 +137,11 @@ int best_shift(const std::vector<std::int64_t>& loads, const std::vector<std::in
 }
 
 /// Appends the chunks of a share; rows of the document start at `row_begin`.
-void deal(std::int32_t document, const Share& share, std::int64_t tokens, std::int64_t row_begin,
-          std::int64_t chunk_tokens, std::vector<OwnedChunk>& chunks, std::int64_t& rows) {
+void deal(std::int32_t document, const ChunkGrid& grid, const Share& share, std::int64_t row_begin,
+          std::vector<OwnedChunk>& chunks, std::int64_t& rows) {
   for (const Run& run : share) {
     for (std::int64_t chunk = run.begin; chunk < run.end; ++chunk) {
-      const std::int64_t first = chunk * chunk_tokens;
-      const std::int64_t count = std::min(chunk_tokens, tokens - first);
+      const std::int64_t first = grid.begin(chunk), count = grid.end(chunk) - first;
       chunks.push_back({document, chunk, first, count, row_begin + first, rows});
       rows += count;
     }
@@ -136,6 +149,46 @@ void deal(std::int32_t document, const Share& share, std::int64_t tokens, std::i
 }
 
 }  // namespace
+
+std::int64_t ChunkGrid::chunks_per_part() const { return ceil_div(part_tokens, chunk_tokens); }
+
+std::int64_t ChunkGrid::num_chunks() const {
+  return tokens == 0 ? 0 : tokens / part_tokens * chunks_per_part();
+}
+
+std::int64_t ChunkGrid::begin(std::int64_t chunk) const {
+  if (chunk >= num_chunks()) return tokens;
+  return chunk / chunks_per_part() * part_tokens + chunk % chunks_per_part() * chunk_tokens;
+}
+
+std::int64_t ChunkGrid::end(std::int64_t chunk) const { return begin(chunk + 1); }
+
+std::int64_t ChunkGrid::chunk_at(std::int64_t token) const {
+  return token / part_tokens * chunks_per_part() + token % part_tokens / chunk_tokens;
+}
+
+ChunkGrid chunk_grid(std::int64_t tokens, const CpConfig& config, int world_size) {
+  const bool has_parts = config.sharding == ShardingKind::dual_chunk && world_size > 1;
+  return {tokens, config.chunk_tokens, has_parts ? tokens / (2 * world_size) : tokens};
+}
+
+void check_divisible(const SequenceBatch& batch, const CpConfig& config, int world_size) {
+  if (config.sharding != ShardingKind::dual_chunk || world_size == 1) return;
+  constexpr int kMaxNamed = 8;
+  const std::int64_t parts = 2 * std::int64_t{world_size};
+  std::string text;
+  int num_refused = 0;
+  for (std::size_t d = 0; d < batch.documents.size(); ++d) {
+    const Document& document = batch.documents[d];
+    if (document.q_tokens % parts == 0 && document.kv_tokens % parts == 0) continue;
+    if (++num_refused > kMaxNamed) continue;
+    text += detail::concat(text.empty() ? "" : "; ", "document ", d, ": ", document.q_tokens,
+                           " query and ", document.kv_tokens, " key tokens");
+  }
+  if (num_refused > kMaxNamed) text += detail::concat("; and ", num_refused - kMaxNamed, " more");
+  require(text.empty(), "sharding dual_chunk: ", text, "; expected multiples of 2 * ", world_size,
+          " ranks = ", parts);
+}
 
 double Sharding::imbalance() const {
   std::int64_t total = 0, busiest = 0;
@@ -163,6 +216,7 @@ std::int64_t visible_pairs(const Document& document, MaskKind mask, std::int64_t
 
 Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int world_size) {
   require(world_size >= 1, "world_size ", world_size, ": expected at least 1");
+  check_divisible(batch, config, world_size);
   Sharding sharding;
   sharding.shards.resize(static_cast<std::size_t>(world_size));
   std::vector<std::int64_t> loads(static_cast<std::size_t>(world_size), 0);
@@ -170,19 +224,21 @@ Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int w
   for (std::size_t d = 0; d < batch.documents.size(); ++d) {
     const Document& document = batch.documents[d];
     const auto& [q_shares, kv_shares] = cutter.cuts_of(document);
+    const ChunkGrid q_grid = chunk_grid(document.q_tokens, config, world_size);
+    const ChunkGrid kv_grid = chunk_grid(document.kv_tokens, config, world_size);
     std::vector<std::int64_t> share_loads;
-    for (const Share& share : q_shares) share_loads.push_back(share_load(document, share, config));
-    const int shift = best_shift(loads, share_loads);
+    for (const Share& share : q_shares)
+      share_loads.push_back(share_load(document, q_grid, share, config.mask));
+    const bool may_shift = config.sharding != ShardingKind::dual_chunk;
+    const int shift = may_shift ? best_shift(loads, share_loads) : 0;
     for (int p = 0; p < world_size; ++p) {
       const auto part = static_cast<std::size_t>(p);
       const auto rank = static_cast<std::size_t>((p + shift) % world_size);
       Shard& shard = sharding.shards[rank];
       const auto id = narrow<std::int32_t>(d);
       const std::size_t first_new = shard.q.size();
-      deal(id, q_shares[part], document.q_tokens, document.q_begin, config.chunk_tokens, shard.q,
-           shard.q_rows);
-      deal(id, kv_shares[part], document.kv_tokens, document.kv_begin, config.chunk_tokens,
-           shard.kv, shard.kv_rows);
+      deal(id, q_grid, q_shares[part], document.q_begin, shard.q, shard.q_rows);
+      deal(id, kv_grid, kv_shares[part], document.kv_begin, shard.kv, shard.kv_rows);
       for (std::size_t i = first_new; i < shard.q.size(); ++i) {
         shard.visible_pairs +=
             visible_pairs(document, config.mask, shard.q[i].first, shard.q[i].num_tokens);

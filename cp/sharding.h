@@ -8,7 +8,9 @@
 // otherwise of lengths that even out the visible pairs (zigzag.h). Run or pair p of a
 // document goes to rank (p + shift) mod P, the shift chosen so that the busiest rank stays least
 // busy (ties: the smallest); so a pack of short documents spreads over all ranks, and one long
-// document has shift 0.
+// document has shift 0. dual_chunk: a layout that exists already: each document is 2P parts of equal
+// length, rank r owns parts r and 2P-1-r, there is no shift, and lengths that 2P does not divide are
+// refused (but for P = 1, where nothing is divided).
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,25 @@
 #include "kernels/shape.h"
 
 namespace cpattn {
+
+/// Where the chunks of one sequence begin: the queries or the keys of a document. They are counted
+/// from its start; where a border between shards falls inside a chunk (dual_chunk only), from the
+/// start of each of its 2P parts.
+struct ChunkGrid {
+  std::int64_t tokens = 0;
+  std::int64_t chunk_tokens = 1;
+  std::int64_t part_tokens = 0;  ///< `tokens` when there are no parts
+
+  std::int64_t chunks_per_part() const;
+  std::int64_t num_chunks() const;
+  std::int64_t begin(std::int64_t chunk) const;  ///< `tokens` for num_chunks()
+  std::int64_t end(std::int64_t chunk) const;
+  std::int64_t chunk_at(std::int64_t token) const;
+  /// Whether a border of a part falls inside what would be a chunk of the undivided sequence.
+  bool is_fragmented() const { return part_tokens < tokens && part_tokens % chunk_tokens != 0; }
+};
+
+ChunkGrid chunk_grid(std::int64_t tokens, const CpConfig& config, int world_size);
 
 /// A chunk a rank owns: tokens [first, first + num_tokens) of its document, global rows from
 /// row_begin, local rows from local_begin.
@@ -46,7 +67,10 @@ struct Sharding {
   double imbalance() const;
 };
 
-/// Pure and the same on every rank. Cost O(documents * P + chunks).
+/// InvalidArgument names every document that the sharding cannot divide.
+void check_divisible(const SequenceBatch& batch, const CpConfig& config, int world_size);
+
+/// Pure and the same on every rank. Cost O(documents * P + chunks). Errors as check_divisible().
 Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int world_size);
 
 /// Global row of every local row of a shard's q (or kv), in order.
