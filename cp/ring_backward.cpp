@@ -1,18 +1,225 @@
+#include <algorithm>
+
 #include "cp/ring_gradient.h"
+#include "cp/ring_setup.h"
+#include "cp/tensor_check.h"
 #include "src/base/error.h"
 
 namespace cpattn {
+namespace {
+
+TransferOptions piece_options(const Plan& plan) {
+  const RingOptions ring = ring_options(plan);
+  // Delays of the two exchanges differ, so that a test meets both orders.
+  const std::uint64_t seed = ring.delay_seed == 0 ? 0 : ring.delay_seed + 1;
+  return {ring.timeout, ring.verify_checksum, seed};
+}
+
+std::string problems_with(const Plan& plan, const BackwardTensors& t) {
+  const AttentionShape& shape = plan.problem().shape;
+  const DType dtype = plan.problem().dtype, out_dtype = plan.problem().out_dtype;
+  const std::int64_t q_rows = plan.shard().q_rows, kv_rows = plan.shard().kv_rows;
+  const auto any = {DType::f32, DType::f16, DType::bf16};
+  TensorCheck check;
+  check.tensor("q", t.q, {dtype}, q_rows, shape.num_heads, shape.head_dim);
+  check.tensor("k", t.k, {dtype}, kv_rows, shape.num_kv_heads, shape.head_dim);
+  check.tensor("v", t.v, {dtype}, kv_rows, shape.num_kv_heads, shape.value_dim);
+  check.tensor("out", t.out, {out_dtype}, q_rows, shape.num_heads, shape.value_dim);
+  check.matrix("lse", t.lse, q_rows, shape.num_heads);
+  check.tensor("dout", t.dout, {out_dtype, DType::f32}, q_rows, shape.num_heads, shape.value_dim);
+  if (t.dlse.data != nullptr) check.matrix("dlse", t.dlse, q_rows, shape.num_heads);
+  check.tensor("dq", t.dq, any, q_rows, shape.num_heads, shape.head_dim);
+  check.tensor("dk", t.dk, any, kv_rows, shape.num_kv_heads, shape.head_dim);
+  check.tensor("dv", t.dv, any, kv_rows, shape.num_kv_heads, shape.value_dim);
+  check.separate({{"dq", rows_of(t.dq)}, {"dk", rows_of(t.dk)}, {"dv", rows_of(t.dv)}},
+                 {{"q", rows_of(t.q)},
+                  {"k", rows_of(t.k)},
+                  {"v", rows_of(t.v)},
+                  {"out", rows_of(t.out)},
+                  {"lse", rows_of(t.lse)},
+                  {"dout", rows_of(t.dout)},
+                  {"dlse", rows_of(t.dlse)}});
+  return check.problems();
+}
+
+std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
+                                   const std::vector<std::size_t>& offsets) {
+  std::vector<PackChunk> chunks;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    chunks.push_back({own[i].local_begin, own[i].num_tokens, offsets[i]});
+  return chunks;
+}
+
+/// Zero has the same bits, none, in every type.
+void set_zero(const AnyTensor& tensor, const OwnedChunk& rows) {
+  const auto row_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
+  for (std::int64_t i = 0; i < rows.num_tokens; ++i)
+    for (std::int64_t head = 0; head < tensor.shape[1]; ++head)
+      std::fill_n(tensor.row(rows.local_begin + i, head), row_bytes, std::byte{0});
+}
+
+}  // namespace
 
 RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Communicator& comm)
-    : plan_(plan), gradient_(gradient), comm_(comm) {}
+    : plan_(plan),
+      gradient_(gradient),
+      comm_(agreed(plan, gradient.agreement_lines(), comm)),
+      ring_(comm, gradient.span_bytes(), ring_options(plan)),
+      pieces_(comm, gradient.max_bytes_out(), gradient.max_bytes_in(), piece_options(plan)),
+      queries_(gradient.memory().queries),
+      carried_dq_(gradient.memory().carried_dq),
+      carried_dkv_(gradient.memory().carried_dkv),
+      work_dkv_(gradient.memory().work_dkv),
+      workspace_(gradient.memory().workspace),
+      own_kv_(pack_chunks(plan.shard().kv, gradient.kv_offsets(plan.rank()))),
+      own_q_(pack_chunks(plan.shard().q, gradient.query_offsets())) {
+  for (const PackChunk& chunk : own_q_)
+    q_blocks_.push_back({queries_.data() + chunk.offset, chunk.row_begin, chunk.num_keys});
+  incoming_.resize(own_kv_.size());
+}
 
-RingGradient::~RingGradient() = default;
-
+// As in forward, our kv shard travels while we compute on it. What our queries add to dk, dv of the
+// shard of a step leaves straight for its owner when the step is computed, and travels while the next
+// one is; the kernels poll both exchanges.
 void RingGradient::backward(const BackwardTensors& tensors) {
-  static_cast<void>(tensors);
-  static_cast<void>(gradient_);
-  throw Unsupported(detail::concat("rank ", comm_.rank(), " of ", plan_.world_size(),
-                                   ": the distributed backward is not in this build"));
+  refuse_together(tensors);
+  ring_.reset();
+  pack_own(tensors);
+  const std::size_t num_steps = gradient_.schedule().steps.size();
+  for (std::size_t step = 0; step < num_steps; ++step) {
+    ring_.post();
+    run_tasks(step, tensors);
+    if (step > 0) {
+      fold_pieces(step - 1, tensors);
+      send_pieces(step);
+    }
+    ring_.wait();
+  }
+  fold_pieces(num_steps - 1, tensors);
+}
+
+void RingGradient::run_tasks(std::size_t step, const BackwardTensors& tensors) {
+  const GradientSchedule& schedule = gradient_.schedule();
+  const GradientStep& now = schedule.steps[step];
+  if (now.task_begin == now.task_end) return;
+  const auto owner = static_cast<std::size_t>(now.kv_owner);
+  const std::vector<OwnedChunk>& arrived = plan_.sharding().shards[owner].kv;
+  kv_blocks_.clear();
+  for (std::size_t j = 0; j < arrived.size(); ++j) {
+    kv_blocks_.push_back(
+        {ring_.current().data() + gradient_.kv_offsets(now.kv_owner)[j], arrived[j].num_tokens});
+  }
+  dkv_slots_.clear();
+  for (const DkvPlace& there : gradient_.places(step)) dkv_slots_.push_back(place(there));
+  tasks_.clear();
+  for (std::int64_t i = now.task_begin; i < now.task_end; ++i) {
+    const ScheduledTask& item = schedule.tasks[static_cast<std::size_t>(i)];
+    const SumOp* sums = schedule.sums.data();
+    GradientTask& task = tasks_.emplace_back(item.task);
+    task.dq_sums = {sums + item.dq_sum_begin, sums + item.dq_sum_end};
+    task.dkv_sums = {sums + item.dkv_sum_begin, sums + item.dkv_sum_end};
+  }
+  plan_.kernels().gradient.backward({.problem = plan_.kernel_problem(),
+                                     .q_blocks = q_blocks_,
+                                     .kv_blocks = kv_blocks_,
+                                     .tasks = tasks_,
+                                     .dq_slots = carried_dq_.data(),
+                                     .dkv_slots = dkv_slots_,
+                                     .dq = tensors.dq,
+                                     .workspace = workspace_.data(),
+                                     .limits = gradient_.limits(),
+                                     .progress = progress()});
+}
+
+void RingGradient::send_pieces(std::size_t step) {
+  const GradientStep& now = gradient_.schedule().steps[step];
+  pieces_.post({.step = static_cast<int>(step),
+                .to = now.kv_owner,
+                .bytes_out = gradient_.bytes_out(step),
+                .from = now.pieces_from,
+                .bytes_in = gradient_.bytes_in(step)});
+}
+
+void RingGradient::fold_pieces(std::size_t step, const BackwardTensors& tensors) {
+  const GradientSchedule& schedule = gradient_.schedule();
+  const GradientStep& now = schedule.steps[step];
+  if (step > 0) {
+    pieces_.wait();
+    const std::byte* next = pieces_.incoming().data();
+    for (std::size_t j = 0; j < now.arriving.size(); ++j) {
+      incoming_[j] = next;
+      next += static_cast<std::size_t>(now.arriving[j]) * gradient_.dkv_bytes(j);
+    }
+  }
+  if (now.fold_begin == now.fold_end) return;
+  folds_.clear();
+  for (std::int64_t i = now.fold_begin; i < now.fold_end; ++i) {
+    const FoldOp& op = schedule.folds[static_cast<std::size_t>(i)];
+    folds_.push_back({op.kind, op.kv_chunk, fold_place(op, op.dst), fold_place(op, op.left),
+                      fold_place(op, op.right)});
+  }
+  plan_.kernels().gradient.sum_dkv({.problem = plan_.kernel_problem(),
+                                    .chunks = own_kv_,
+                                    .ops = folds_,
+                                    .dk = tensors.dk,
+                                    .dv = tensors.dv,
+                                    .progress = progress()});
+}
+
+std::byte* RingGradient::place(const DkvPlace& place) const {
+  switch (place.area) {
+    case DkvArea::carried:
+      return carried_dkv_.data() + place.offset;
+    case DkvArea::work:
+      return work_dkv_.data() + place.offset;
+    case DkvArea::message:
+      return pieces_.outgoing().data() + place.offset;
+  }
+  return nullptr;
+}
+
+/// What arrived is only ever read.
+std::byte* RingGradient::fold_place(const FoldOp& op, SlotIndex slot) const {
+  const auto chunk = static_cast<std::size_t>(op.kv_chunk);
+  const std::size_t bytes = gradient_.dkv_bytes(chunk);
+  if (is_scratch(slot)) {
+    return const_cast<std::byte*>(incoming_[chunk]) +
+           static_cast<std::size_t>(scratch_number(slot)) * bytes;
+  }
+  return carried_dkv_.data() + gradient_.carried_offset(chunk) +
+         static_cast<std::size_t>(slot) * bytes;
+}
+
+ProgressHook RingGradient::progress() {
+  return {[](void* self) noexcept {
+            static_cast<RingGradient*>(self)->ring_.poll();
+            static_cast<RingGradient*>(self)->pieces_.poll();
+          },
+          this};
+}
+
+void RingGradient::pack_own(const BackwardTensors& tensors) {
+  const GradientKernels& kernels = plan_.kernels().gradient;
+  kernels.pack_kv({.problem = plan_.kernel_problem(),
+                   .k = tensors.k,
+                   .v = tensors.v,
+                   .chunks = own_kv_,
+                   .packed = ring_.own().data()});
+  kernels.pack_queries({.problem = plan_.kernel_problem(),
+                        .q = tensors.q,
+                        .out = tensors.out,
+                        .dout = tensors.dout,
+                        .lse = tensors.lse,
+                        .dlse = tensors.dlse,
+                        .chunks = own_q_,
+                        .packed = queries_.data()});
+  for (const std::int32_t q : gradient_.schedule().unseeing_q)
+    set_zero(tensors.dq, plan_.shard().q[static_cast<std::size_t>(q)]);
+}
+
+void RingGradient::refuse_together(const BackwardTensors& tensors) {
+  cpattn::refuse_together(comm_, problems_with(plan_, tensors),
+                          deadline_after(Seconds(plan_.config().timeout_seconds)), "tensor check");
 }
 
 }  // namespace cpattn

@@ -1,62 +1,33 @@
 #include "cp/ring_attention.h"
 
-#include "src/base/error.h"
+#include "cp/ring_setup.h"
+#include "cp/tensor_check.h"
 
 namespace cpattn {
 namespace {
-
-RingOptions ring_options(const Plan& plan) {
-  return {.direction = plan.schedule().direction,
-          .timeout = Seconds(plan.config().timeout_seconds),
-          .verify_checksum = plan.config().verify_checksum,
-          .delay_seed = static_cast<std::uint64_t>(plan.config().shuffle_arrival)};
-}
-
-/// The communicator, once all ranks are known to have made the same plan.
-Communicator& agreed(const Plan& plan, Communicator& comm) {
-  require(plan.rank() == comm.rank() && plan.world_size() == comm.size(), "plan of rank ",
-          plan.rank(), " of ", plan.world_size(), " on a communicator where this is rank ",
-          comm.rank(), " of ", comm.size());
-  agree(comm, plan.agreement_lines(), deadline_after(Seconds(plan.config().timeout_seconds)));
-  return comm;
-}
-
-void check_tensor(const AnyConstTensor& tensor, const char* name, DType dtype, std::int64_t rows,
-                  std::int64_t heads, std::int64_t dim, std::string& problems) {
-  const bool fits = tensor.dtype == dtype && tensor.shape[0] == rows && tensor.shape[1] == heads &&
-                    tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1) &&
-                    (tensor.data != nullptr || rows == 0);
-  if (fits) return;
-  problems += detail::concat(
-      problems.empty() ? "" : "; ", name, ": ", name_of(tensor.dtype), " [", tensor.shape[0], ", ",
-      tensor.shape[1], ", ", tensor.shape[2], "], last stride ", tensor.strides[2],
-      tensor.data == nullptr ? ", null" : "", "; expected ", name_of(dtype), " [", rows, ", ",
-      heads, ", ", dim, "] with a contiguous last dimension");
-}
 
 std::string problems_with(const Plan& plan, const ForwardTensors& tensors) {
   const AttentionShape& shape = plan.problem().shape;
   const DType dtype = plan.problem().dtype;
   const std::int64_t q_rows = plan.shard().q_rows, kv_rows = plan.shard().kv_rows;
-  std::string text;
-  check_tensor(tensors.q, "q", dtype, q_rows, shape.num_heads, shape.head_dim, text);
-  check_tensor(tensors.k, "k", dtype, kv_rows, shape.num_kv_heads, shape.head_dim, text);
-  check_tensor(tensors.v, "v", dtype, kv_rows, shape.num_kv_heads, shape.value_dim, text);
-  check_tensor(tensors.out, "out", plan.problem().out_dtype, q_rows, shape.num_heads,
-               shape.value_dim, text);
-  if (tensors.lse.shape[0] != q_rows || tensors.lse.shape[1] != shape.num_heads) {
-    text +=
-        detail::concat(text.empty() ? "" : "; ", "lse: [", tensors.lse.shape[0], ", ",
-                       tensors.lse.shape[1], "], expected [", q_rows, ", ", shape.num_heads, "]");
-  }
-  return text;
+  TensorCheck check;
+  check.tensor("q", tensors.q, {dtype}, q_rows, shape.num_heads, shape.head_dim);
+  check.tensor("k", tensors.k, {dtype}, kv_rows, shape.num_kv_heads, shape.head_dim);
+  check.tensor("v", tensors.v, {dtype}, kv_rows, shape.num_kv_heads, shape.value_dim);
+  check.tensor("out", tensors.out, {plan.problem().out_dtype}, q_rows, shape.num_heads,
+               shape.value_dim);
+  const auto& lse = tensors.lse;
+  check.matrix("lse", {lse.data, lse.shape, lse.strides}, q_rows, shape.num_heads);
+  check.separate({{"out", rows_of(tensors.out)}, {"lse", rows_of(lse)}},
+                 {{"q", rows_of(tensors.q)}, {"k", rows_of(tensors.k)}, {"v", rows_of(tensors.v)}});
+  return check.problems();
 }
 
 }  // namespace
 
 RingAttention::RingAttention(const Plan& plan, Communicator& comm)
     : plan_(plan),
-      comm_(agreed(plan, comm)),
+      comm_(agreed(plan, plan.agreement_lines(), comm)),
       exchange_(comm, plan.span_bytes(), ring_options(plan)),
       carried_(plan.memory().carried),
       workspace_(plan.memory().workspace) {

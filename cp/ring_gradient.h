@@ -8,9 +8,13 @@
 // every split.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "cp/gradient_plan.h"
 #include "cp/plan.h"
 #include "src/comm/communicator.h"
+#include "src/comm/direct_exchange.h"
 #include "src/comm/ring_exchange.h"
 #include "src/device/memory.h"
 
@@ -36,22 +40,50 @@ struct BackwardTensors {
 /// Thread-safety  as RingAttention.
 class RingGradient {
  public:
-  /// Collective, as RingAttention's. `plan`, `gradient` and `comm` must outlive this.
+  /// Collective, as RingAttention's. `plan`, `gradient` and `comm` must outlive this; the plans are
+  /// read at every backward().
   RingGradient(const Plan& plan, const GradientPlan& gradient, Communicator& comm);
-  ~RingGradient();
 
   /// Collective. Gradients of this rank's q, k and v rows.
   ///
   /// Shapes   see BackwardTensors; gradients may have another dtype than their tensor. Strides any;
-  ///          last dimension contiguous; outputs alias neither inputs nor each other.
+  ///          last dimension contiguous; outputs share no element with inputs or each other
+  ///          (interleaved views of one buffer do not).
   /// Errors   InvalidArgument on every rank, before any tensor moves; CommError as forward().
   /// Cost     2 * Shard::visible_pairs * Hq * (3 D + 2 Dv) flop; GradientPlan::bytes_on_wire().
   void backward(const BackwardTensors& tensors);
 
+  const RingStats& ring_stats() const { return ring_.stats(); }
+  const TransferStats& piece_stats() const { return pieces_.stats(); }
+
  private:
+  void refuse_together(const BackwardTensors& tensors);
+  void pack_own(const BackwardTensors& tensors);
+  void run_tasks(std::size_t step, const BackwardTensors& tensors);
+  void send_pieces(std::size_t step);
+  void fold_pieces(std::size_t step, const BackwardTensors& tensors);
+  std::byte* place(const DkvPlace& place) const;
+  std::byte* fold_place(const FoldOp& op, SlotIndex slot) const;
+  ProgressHook progress();
+
   const Plan& plan_;
   const GradientPlan& gradient_;
   Communicator& comm_;
+  RingExchange ring_;
+  DirectExchange pieces_;
+  Buffer queries_;
+  Buffer carried_dq_;
+  Buffer carried_dkv_;
+  Buffer work_dkv_;
+  Buffer workspace_;
+  std::vector<PackChunk> own_kv_;
+  std::vector<PackChunk> own_q_;
+  std::vector<QueryBlock> q_blocks_;
+  std::vector<KvBlock> kv_blocks_;  // of the current step, as all below
+  std::vector<GradientTask> tasks_;
+  std::vector<std::byte*> dkv_slots_;
+  std::vector<const std::byte*> incoming_;  // piece 0 of each own kv chunk
+  std::vector<DkvOp> folds_;
 };
 
 }  // namespace cpattn

@@ -36,7 +36,7 @@ class DirectExchange {
   ~DirectExchange();
 
   /// Where the next span to leave is written; not what is in flight.
-  std::span<std::byte> outgoing() { return out_[next_out_].bytes(); }
+  std::span<std::byte> outgoing() const { return out_[next_out_].bytes(); }
   /// What the last wait() brought.
   std::span<const std::byte> incoming() const { return in_.bytes().first(bytes_in_); }
 
