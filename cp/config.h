@@ -14,7 +14,8 @@ namespace cpattn {
 
 /// contiguous: rank r owns the r-th run of a document's chunks. zigzag: 2P runs, rank r owns runs r
 /// and 2P-1-r, so that a causal mask gives every rank the same work. dual_chunk: the same with 2P
-/// parts of equal length in tokens, which is what trainers with Transformer Engine or Megatron hold.
+/// parts of equal length in tokens, which is what trainers with Transformer Engine or Megatron
+/// hold.
 enum class ShardingKind { contiguous, zigzag, dual_chunk };
 
 /// canonical: partials are merged along a fixed binary tree over chunks; bits do not depend on the

@@ -83,8 +83,8 @@ void GradientPlan::lay_out_sums(const Plan& plan) {
   for (const GradientStep& step : schedule_.steps) lay_out_step(plan, step);
 }
 
-// Pieces of all chunks one after the other, each chunk's in the order of its places: the owner knows
-// their number, so both ends know where each is.
+// Pieces of all chunks one after the other, each chunk's in the order of its places: the owner
+// knows their number, so both ends know where each is.
 void GradientPlan::lay_out_step(const Plan& plan, const GradientStep& step) {
   const bool is_own = step.pieces_from < 0;
   std::vector<DkvPlace> places;

@@ -64,8 +64,9 @@ class TreeFold {
  public:
   TreeFold(std::int64_t first, std::int64_t end) : tree_(first, end) {}
 
-  /// `value` is where the new partial is when it comes. Returns the slot it has to be put into because
-  /// it waits, or `value` itself when it is used at once. Appends the sums that are possible now.
+  /// `value` is where the new partial is when it comes. Returns the slot it has to be put into
+  /// because it waits, or `value` itself when it is used at once. Appends the sums that are
+  /// possible now.
   SlotIndex add(TreeNode node, SlotIndex value, SlotPool& pool, std::vector<SumOp>& sums) {
     const bool is_fresh = free_.empty();
     const int slot = take(pool);

@@ -1,21 +1,22 @@
-// GradientSchedule: for one rank, the tasks of every step of the backward, the pieces of dk, dv that
-// leave after it, and the sums of the pieces that arrive. Pure data.
+// GradientSchedule: for one rank, the tasks of every step of the backward, the pieces of dk, dv
+// that leave after it, and the sums of the pieces that arrive. Pure data.
 //
-// A task is an own q chunk x an arrived kv chunk of which some pair is visible. Its dq leaf is folded
-// along the canonical tree over the kv chunks that q chunk sees, its dk, dv leaf along the one over
-// the q chunks that see that kv chunk (src/base/reduction_tree.h). dq stays on its rank, so its sums
-// all happen here. Of a kv chunk's tree a rank has only the leaves of its own q chunks: what it can
-// fold of them leaves a few *pieces*, the largest nodes whose present leaves are all its own, and
-// these go to the chunk's owner, who folds what arrives. A sum runs as soon as both sides exist.
+// A task is an own q chunk x an arrived kv chunk of which some pair is visible. Its dq leaf is
+// folded along the canonical tree over the kv chunks that q chunk sees, its dk, dv leaf along the
+// one over the q chunks that see that kv chunk (src/base/reduction_tree.h). dq stays on its rank,
+// so its sums all happen here. Of a kv chunk's tree a rank has only the leaves of its own q chunks:
+// what it can fold of them leaves a few *pieces*, the largest nodes whose present leaves are all
+// its own, and these go to the chunk's owner, who folds what arrives. A sum runs as soon as both
+// sides exist.
 //
-// Places of a kv chunk within a step. Its leaves come in ascending order, so what waits is a stack: a
-// leaf either takes the next place, or is summed into the last one, which may then be summed into the
-// one before. In the end piece k is in place k: places below the number of pieces are the message
-// itself, and nothing is ever moved.
+// Places of a kv chunk within a step. Its leaves come in ascending order, so what waits is a stack:
+// a leaf either takes the next place, or is summed into the last one, which may then be summed into
+// the one before. In the end piece k is in place k: places below the number of pieces are the
+// message itself, and nothing is ever moved.
 //
 // Tasks are listed in waves of equal q + kv index. For every q chunk the kv chunks ascend and for
-// every kv chunk the q chunks, and neighbours in the list touch different ones, so that threads find
-// work that does not wait.
+// every kv chunk the q chunks, and neighbours in the list touch different ones, so that threads
+// find work that does not wait.
 //
 // The `arrival` schedule has no trees: one running sum per q chunk, and one piece per kv chunk and
 // step, added up in the order the ring brings them.
@@ -39,16 +40,16 @@ struct ScheduledTask {
   std::int64_t dkv_sum_end = 0;
 };
 
-/// What a step does with one kv chunk: its places are [first_place, first_place + num_places) of the
-/// step, of which the first num_pieces are the pieces in the end.
+/// What a step does with one kv chunk: its places are [first_place, first_place + num_places) of
+/// the step, of which the first num_pieces are the pieces in the end.
 struct KvPlaces {
   std::int32_t first_place = 0;
   std::int32_t num_places = 0;
   std::int32_t num_pieces = 0;
 };
 
-/// A sum at the owner. Slots >= 0 are carried dk, dv slots of that chunk (numbered from 0 for each);
-/// scratch_slot(k) is piece k of that chunk in the message of the step.
+/// A sum at the owner. Slots >= 0 are carried dk, dv slots of that chunk (numbered from 0 for
+/// each); scratch_slot(k) is piece k of that chunk in the message of the step.
 struct FoldOp {
   DkvOpKind kind = DkvOpKind::sum;
   std::int32_t kv_chunk = 0;  ///< index into own Shard::kv

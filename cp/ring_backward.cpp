@@ -79,8 +79,8 @@ RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Commu
 }
 
 // As in forward, our kv shard travels while we compute on it. What our queries add to dk, dv of the
-// shard of a step leaves straight for its owner when the step is computed, and travels while the next
-// one is; the kernels poll both exchanges.
+// shard of a step leaves straight for its owner when the step is computed, and travels while the
+// next one is; the kernels poll both exchanges.
 void RingGradient::backward(const BackwardTensors& tensors) {
   refuse_together(tensors);
   ring_.reset();

@@ -11,8 +11,8 @@ namespace cpattn {
 
 RingOptions ring_options(const Plan& plan);
 
-/// `comm`, once all ranks are known to have made the same plan: all of `lines` are equal. Collective;
-/// InvalidArgument on every rank otherwise.
+/// `comm`, once all ranks are known to have made the same plan: all of `lines` are equal.
+/// Collective; InvalidArgument on every rank otherwise.
 Communicator& agreed(const Plan& plan, std::string_view lines, Communicator& comm);
 
 }  // namespace cpattn

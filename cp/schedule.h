@@ -2,8 +2,8 @@
 // Pure data.
 //
 // One rule makes every task: an own q chunk x an arrived kv chunk of the same document, unless no
-// pair is visible. Merges follow the canonical tree (src/base/reduction_tree.h): a merge runs in the
-// step in which its second child appeared.
+// pair is visible. Merges follow the canonical tree (src/base/reduction_tree.h): a merge runs in
+// the step in which its second child appeared.
 #pragma once
 
 #include <cstdint>

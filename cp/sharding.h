@@ -5,12 +5,12 @@
 // (the last one may be short). Queries and keys are cut and dealt separately; when both have the
 // same length they fall together. Deal. contiguous: P runs of neighbouring chunks that differ by at
 // most one chunk. zigzag: 2P runs, pair p = runs (p, 2P-1-p), equal when 2P divides the chunks and
-// otherwise of lengths that even out the visible pairs (zigzag.h). Run or pair p of a
-// document goes to rank (p + shift) mod P, the shift chosen so that the busiest rank stays least
-// busy (ties: the smallest); so a pack of short documents spreads over all ranks, and one long
-// document has shift 0. dual_chunk: a layout that exists already: each document is 2P parts of equal
-// length, rank r owns parts r and 2P-1-r, there is no shift, and lengths that 2P does not divide are
-// refused (but for P = 1, where nothing is divided).
+// otherwise of lengths that even out the visible pairs (zigzag.h). Run or pair p of a document goes
+// to rank (p + shift) mod P, the shift chosen so that the busiest rank stays least busy (ties: the
+// smallest); so a pack of short documents spreads over all ranks, and one long document has shift
+// 0. dual_chunk: a layout that exists already: each document is 2P parts of equal length, rank r
+// owns parts r and 2P-1-r, there is no shift, and lengths that 2P does not divide are refused (but
+// for P = 1, where nothing is divided).
 #pragma once
 
 #include <cstdint>

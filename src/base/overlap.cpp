@@ -40,8 +40,8 @@ std::int64_t extent(const RowSet& rows) {
   return (rows.counts[0] - 1) * rows.strides[0] + inner_extent(rows);
 }
 
-/// Indices [first, last] of the runs [index * stride, index * stride + length), index in [0, count),
-/// that meet [begin, begin + bytes).
+/// Indices [first, last] of the runs [index * stride, index * stride + length), index in [0,
+/// count), that meet [begin, begin + bytes).
 struct Meeting {
   std::int64_t first;
   std::int64_t last;
@@ -87,8 +87,8 @@ bool overlap(const RowSet& left, const RowSet& right) {
   RowSet a = normalized(left), b = normalized(right);
   if (a.address + extent(a) <= b.address || b.address + extent(b) <= a.address) return false;
   if (a.strides[0] == b.strides[0] && a.counts[0] > 1 && b.counts[0] > 1) {
-    // Only the difference of the outer indices counts: index 0 of one against all of the other, both
-    // ways round, meets every difference that occurs.
+    // Only the difference of the outer indices counts: index 0 of one against all of the other,
+    // both ways round, meets every difference that occurs.
     return outer_overlap(a, b, 0) || outer_overlap(b, a, 0);
   }
   if (a.counts[0] > b.counts[0]) std::swap(a, b);

@@ -1,5 +1,5 @@
-// Whether two strided views share a byte, decided exactly: views that interleave in one buffer (q, k,
-// v of a fused [T, 3, H, D]) do not, whatever their bounding ranges say.
+// Whether two strided views share a byte, decided exactly: views that interleave in one buffer (q,
+// k, v of a fused [T, 3, H, D]) do not, whatever their bounding ranges say.
 #pragma once
 
 #include <array>

@@ -3,9 +3,10 @@
 //
 // Node (level, index) covers leaves [index * 2^level, (index + 1) * 2^level). Only leaves of a
 // range [first, end) are present; a node without present leaves is absent, and its sibling takes
-// the parent's place uncombined. So the shape depends on the range only, and dropping leaves at either
-// end drops their operations and changes no other. Two children are combined as soon as both exist,
-// whatever their order of arrival; left and right are places in the tree, never order of arrival.
+// the parent's place uncombined. So the shape depends on the range only, and dropping leaves at
+// either end drops their operations and changes no other. Two children are combined as soon as both
+// exist, whatever their order of arrival; left and right are places in the tree, never order of
+// arrival.
 #pragma once
 
 #include <cstdint>

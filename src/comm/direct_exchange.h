@@ -1,8 +1,8 @@
 // DirectExchange: in every step each rank sends one span straight to one rank and gets one straight
 // from one rank (the destinations of a step are a permutation).
 //
-// A step's span is written into outgoing(), leaves with post(), and travels while the next step's is
-// written into the other of two buffers; wait() ends the transfer before the next post(). What
+// A step's span is written into outgoing(), leaves with post(), and travels while the next step's
+// is written into the other of two buffers; wait() ends the transfer before the next post(). What
 // arrives lies in one receive buffer and is used before the next post(). It knows bytes, not what
 // they mean; lengths come from the caller on both ends and are verified by headers (transfer.h).
 // After a CommError it throws it again on every further post() or wait().

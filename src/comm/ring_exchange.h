@@ -6,8 +6,8 @@
 // post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
 // received into a slot only after that slot's own send was seen complete, so nothing in flight is
 // written. A hop is a Transfer (transfer.h): four operations per hop and rank, verified by a header
-// that carries the owner's checksum. After a CommError the exchange throws it again on every further
-// post() or wait().
+// that carries the owner's checksum. After a CommError the exchange throws it again on every
+// further post() or wait().
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,8 @@ inline std::size_t direct_bytes(int sender, int step) {
   return static_cast<std::size_t>((sender * 7919 + step * 104729) % 5) * 3001;
 }
 
-/// `rounds` times: in step t every rank sends to the rank t below it, while it writes the next span.
+/// `rounds` times: in step t every rank sends to the rank t below it, while it writes the next
+/// span.
 inline TransferStats expect_direct_delivers(Communicator& comm, const TransferOptions& options,
                                             int rounds) {
   const int size = comm.size(), rank = comm.rank();
