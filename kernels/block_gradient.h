@@ -130,7 +130,8 @@ struct GradientKernels {
   /// Bytes of a packed q chunk, a multiple of 64.
   std::size_t (*packed_query_bytes)(const KernelProblem& problem, std::int64_t num_rows) = nullptr;
   /// Copies q and dout into the form that is computed on (with the bf16 dot instruction dout is
-  /// rounded to bf16), and computes delta from it: f32, d ascending, one fma per element. Once per backward, at the owner. A row with lse = -inf saw no key.
+  /// rounded to bf16), and computes delta from it: f32, d ascending, one fma per element. Once per
+  /// backward, at the owner. A row with lse = -inf saw no key.
   void (*pack_queries)(const PackQueriesArgs& args) = nullptr;
 
   std::size_t (*dq_slot_bytes)(const KernelProblem& problem) = nullptr;

@@ -178,35 +178,56 @@ class GradientRunner {
     workspace_ = Buffer(kernels.workspace_bytes(problem_, limits_));
   }
 
-  /// Every pair of chunks, leaves added up in ascending order of the other kind of chunk.
+  BlockMask mask_of(std::int32_t q, std::int32_t kv) const {
+    BlockMask mask = in_.mask;
+    mask.first_row_limit += row_chunks_[static_cast<std::size_t>(q)].row_begin -
+                            key_chunks_[static_cast<std::size_t>(kv)].row_begin;
+    return mask;
+  }
+
+  /// Whether the pair is a task. A q chunk that sees nothing has one too, which makes its zeros.
+  bool is_task(std::int32_t q, std::int32_t kv) const {
+    const auto sees = [&](std::int32_t block) {
+      return mask_of(q, block).visible_keys(row_chunks_[static_cast<std::size_t>(q)].num_keys - 1,
+                                            key_chunks_[static_cast<std::size_t>(block)].num_keys) >
+             0;
+    };
+    return sees(kv) || (kv == 0 && !sees(0));
+  }
+
+  /// Leaves are added up in ascending order of the other kind of chunk.
   void make_tasks() {
     const auto num_q = static_cast<std::int32_t>(q_blocks_.size());
     const auto num_kv = static_cast<std::int32_t>(kv_blocks_.size());
     const SlotIndex leaf = scratch_slot(0);
     for (SlotIndex slot = 0; slot < num_q; ++slot) dq_sums_.push_back({slot, slot, leaf});
     for (SlotIndex slot = 0; slot < num_kv; ++slot) dkv_sums_.push_back({slot, slot, leaf});
+    std::vector<bool> has_dkv(kv_blocks_.size(), false);
     for (std::int32_t i = 0; i < num_q * num_kv; ++i) {
       const std::int32_t q = run_.keys_outermost ? i % num_q : i / num_kv;
       const std::int32_t kv = run_.keys_outermost ? i / num_q : i % num_kv;
+      if (!is_task(q, kv)) continue;
+      const bool has_dq = kv > 0;  // what a row sees is a prefix
+      const auto block = static_cast<std::size_t>(kv);
       GradientTask task;
       task.q_chunk = q;
       task.kv_block = kv;
-      task.mask = in_.mask;
-      task.mask.first_row_limit += row_chunks_[static_cast<std::size_t>(q)].row_begin -
-                                   key_chunks_[static_cast<std::size_t>(kv)].row_begin;
-      const bool sums_dq = kv > 0 && !run_.continues, sums_dkv = q > 0 && !run_.continues;
-      task.dq = sums_dq ? leaf : q;
-      task.dkv = sums_dkv ? leaf : kv;
-      task.continues_dq = kv > 0 && run_.continues;
-      task.continues_dkv = q > 0 && run_.continues;
-      if (sums_dq) task.dq_sums = {&dq_sums_[static_cast<std::size_t>(q)], 1};
-      if (sums_dkv) task.dkv_sums = {&dkv_sums_[static_cast<std::size_t>(kv)], 1};
-      if (kv == num_kv - 1) task.dq_result = q;
+      task.mask = mask_of(q, kv);
+      task.dq = has_dq && !run_.continues ? leaf : q;
+      task.dkv = has_dkv[block] && !run_.continues ? leaf : kv;
+      task.continues_dq = has_dq && run_.continues;
+      task.continues_dkv = has_dkv[block] && run_.continues;
+      if (task.dq == leaf) task.dq_sums = {&dq_sums_[static_cast<std::size_t>(q)], 1};
+      if (task.dkv == leaf) task.dkv_sums = {&dkv_sums_[block], 1};
+      if (kv + 1 == num_kv || !is_task(q, kv + 1)) task.dq_result = q;
+      has_dkv[block] = true;
       tasks_.push_back(task);
     }
-    for (std::int32_t kv = 0; kv < num_kv; ++kv)
-      finishes_.push_back({num_q == 0 ? DkvOpKind::finish_empty : DkvOpKind::finish, kv, nullptr,
-                           dkv_slots_[static_cast<std::size_t>(kv)], nullptr});
+    for (std::int32_t kv = 0; kv < num_kv; ++kv) {
+      const auto block = static_cast<std::size_t>(kv);
+      finishes_.push_back({has_dkv[block] ? DkvOpKind::finish : DkvOpKind::finish_empty, kv,
+                           nullptr, dkv_slots_[block], nullptr});
+    }
   }
 
   const KernelTable& table_;
