@@ -56,6 +56,7 @@ struct QueryPacker {
   }
 
   CP_INLINE void round_square(F* square) {
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       if constexpr (E == Engine::bf16_pair) square[i] = (F)(round_bf16(square[i]) << 16);
       specials |= special_lanes(square[i]);
@@ -65,8 +66,10 @@ struct QueryPacker {
   /// A square of rows to its place in [row][channel], `to` at (first row, d).
   CP_INLINE void store_rows(const F* square, std::int64_t row_floats, float* to) {
     if constexpr (E == Engine::f32) {
+#pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) store(to + i * row_floats, square[i]);
     } else {
+#pragma GCC unroll 8
       for (int i = 0; i < kLanes; i += 2) {
         store(to + i / 2 * row_floats, pair_up(square[i], square[i + 1]));
       }
@@ -77,12 +80,24 @@ struct QueryPacker {
   CP_INLINE void store_lanes(const F* square, std::int64_t d, std::int64_t num_steps, I keep,
                              I flip, float* to) {
     constexpr int kStep = E == Engine::f32 ? 1 : 2;
-    for (int i = 0; i < kLanes && (d + i) / kStep < num_steps; i += kStep) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i += kStep) {
+      if ((d + i) / kStep >= num_steps) continue;
       const F element = E == Engine::f32 ? square[i] : pair_up(square[i], square[i + kStep - 1]);
       store(to + (d + i) / kStep * kLd, (F)(((I)element & keep) ^ flip));
     }
   }
 };
+
+/// Heads lie a stride apart that hardware does not follow: ask for all rows before reading any.
+CP_INLINE void prefetch_rows(const StridedRows& rows, std::int64_t num_rows, std::int64_t dim) {
+  const std::int64_t bytes = dim * (rows.dtype == DType::f32 ? 4 : 2);
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    for (std::int64_t i = 0; i < bytes; i += 64) {
+      __builtin_prefetch(rows.data + row * rows.row_bytes + i);
+    }
+  }
+}
 
 template <Engine E>
 void pack_tile_queries(const QueryTileJob& job) {
@@ -92,6 +107,9 @@ void pack_tile_queries(const QueryTileJob& job) {
   const ScoreScale scale = score_scale(job.shape->softmax_scale, E);
   const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
   const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
+  prefetch_rows(job.q, job.num_rows, head_dim);
+  prefetch_rows(job.dout, job.num_rows, value_dim);
+  prefetch_rows(job.out, job.num_rows, value_dim);
   QueryPacker<E> packer{job, {}};
   float* lse = job.packed + layout.lse;
   float* delta = job.packed + layout.delta;
@@ -122,7 +140,10 @@ void pack_tile_queries(const QueryTileJob& job) {
       transpose(square);
       transpose(out);
       packer.store_lanes(square, d, value_steps, ~I{}, I{}, job.packed + layout.dout_lanes + r);
-      for (int i = 0; i < kLanes && d + i < value_dim; ++i) sum = fma(square[i], out[i], sum);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if (d + i < value_dim) sum = fma(square[i], out[i], sum);
+      }
     }
     store(delta + r, sum);
   }
