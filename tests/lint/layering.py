@@ -39,6 +39,7 @@ _THIRD_PARTY_ROOMS = (
     (r"fmt/.*", r".*\.cpp$"),
     (r"pybind11/.*", r"cp/bindings/"),
     (r"gtest/.*|gmock/.*", r"tests/"),
+    (r"cpattn/.*|cpattn\.h", r"docs/examples/|tests/"),
     (r"cblas\.h", r"launch/"),
     (r"dlfcn\.h", r"launch/"),
     # The operating system: memory for the ground floor, processes and files for the roof.
@@ -73,7 +74,19 @@ _PRAGMA_OMP = re.compile(r"^\s*#\s*pragma\s+omp\b|\b_Pragma\s*\(\s*\"omp\b")
 _USING_NAMESPACE = re.compile(r"^\s*using\s+namespace\b")
 
 
+def _example_findings(tree, name):
+    """An example is built as a user's program is: public headers, and what lies beside it."""
+    folder = name.rsplit("/", 1)[0]
+    for number, line in tree.lines(name):
+        match = _INCLUDE.match(line)
+        if match and match["ours"] and not tree.exists(f"{folder}/{match['ours']}"):
+            yield Finding(name, number, f'"{match["ours"]}": not beside {name}')
+
+
 def _arrow_findings(tree, name):
+    if name.startswith("docs/examples/"):
+        yield from _example_findings(tree, name)
+        return
     allowed = next((ours for files, ours in _ARROWS if re.match(files, name)), None)
     if allowed is None:
         yield Finding(name, 1, "this folder has no place among the floors")
