@@ -117,6 +117,17 @@ TEST(RingRefusal, TensorsThatDoNotFitAreRefusedOnEveryRank) {
   expect_named("out:", [](ForwardTensors& t) { t.out.shape[0] += 1; });
   expect_named("out:", [](ForwardTensors& t) { t.out.dtype = DType::bf16; });
   expect_named("lse:", [](ForwardTensors& t) { t.lse.shape[1] = 2; });
+  expect_named("lse:", [](ForwardTensors& t) { t.lse.data = nullptr; });
+  expect_named("out: shares elements with q",
+               [](ForwardTensors& t) { t.out.data = const_cast<void*>(t.q.data); });
+  expect_named("out: shares elements with lse",
+               [](ForwardTensors& t) { t.lse.data = static_cast<float*>(t.out.data); });
+  expect_named("lse: shares elements with k", [](ForwardTensors& t) {
+    t.lse.data = static_cast<float*>(const_cast<void*>(t.k.data));
+  });
+  expect_named("lse: its rows overlap each other", [](ForwardTensors& t) {
+    t.lse.strides = {1, 1};
+  });
 }
 
 TEST(RingRefusal, OneRanksWrongTensorsAreRefusedOnEveryRank) {
