@@ -8,6 +8,10 @@
 namespace cpattn {
 namespace {
 
+/// Names of the checks that all ranks make together; RingAttention and RingGradient use the second.
+constexpr std::string_view kPlanCheck = "plan check";
+constexpr std::string_view kTensorCheck = "tensor check";
+
 /// The plan of this rank, or the same InvalidArgument on every rank when any of them cannot make
 /// its own.
 Plan planned_together(Communicator& group, const CpConfig& config, const KernelTable& kernels,
@@ -18,7 +22,7 @@ Plan planned_together(Communicator& group, const CpConfig& config, const KernelT
   // A timeout that is itself refused cannot bound the wait for the others.
   const CpConfig usual;
   const double timeout = refusal.empty() ? config.timeout_seconds : usual.timeout_seconds;
-  refuse_together(group, refusal, deadline_after(Seconds(timeout)), "plan check");
+  refuse_together(group, refusal, deadline_after(Seconds(timeout)), kPlanCheck);
   return Plan(problem, config, kernels, group.rank(), group.size());
 }
 
@@ -60,11 +64,22 @@ void PlannedAttention::forward(const ForwardTensors& tensors) {
   state_->attention.forward(tensors);
 }
 
-void PlannedAttention::backward(const BackwardTensors& tensors) {
-  if (!state_->gradient) {
+void PlannedAttention::backward(const BackwardTensors& tensors) { gradient().backward(tensors); }
+
+RingGradient& PlannedAttention::gradient() {
+  if (!state_->gradient)
     state_->gradient = std::make_unique<RingGradient>(plan(), gradient_plan(), group());
-  }
-  state_->gradient->backward(tensors);
+  return *state_->gradient;
+}
+
+void PlannedAttention::refuse_forward(std::string_view why) {
+  refuse_together(group(), why, deadline_after(Seconds(plan().config().timeout_seconds)),
+                  kTensorCheck);
+}
+
+void PlannedAttention::refuse_backward(std::string_view why) {
+  gradient();  // what the others do first
+  refuse_forward(why);
 }
 
 ContextParallelAttention::ContextParallelAttention(std::shared_ptr<Communicator> group,
@@ -78,6 +93,10 @@ ContextParallelAttention::ContextParallelAttention(std::shared_ptr<Communicator>
 
 std::unique_ptr<PlannedAttention> ContextParallelAttention::plan(const Problem& problem) const {
   return std::make_unique<PlannedAttention>(group_, config_, *kernels_, problem);
+}
+
+void ContextParallelAttention::refuse_plan(std::string_view why) const {
+  refuse_together(*group_, why, deadline_after(Seconds(CpConfig().timeout_seconds)), kPlanCheck);
 }
 
 Explanation ContextParallelAttention::explain(const Problem& problem) const {

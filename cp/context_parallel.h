@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cp/config.h"
@@ -71,8 +72,14 @@ class PlannedAttention {
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
 
+  /// Takes part in the other ranks' forward() or backward() only to refuse it: InvalidArgument on
+  /// every rank. For bindings, whose own arguments may be wrong before there are tensors to pass.
+  void refuse_forward(std::string_view why);
+  void refuse_backward(std::string_view why);
+
  private:
   struct State;
+  RingGradient& gradient();
   std::unique_ptr<State> state_;
 };
 
@@ -86,6 +93,9 @@ class ContextParallelAttention {
 
   /// Collective: all ranks must pass the same problem; InvalidArgument on all of them otherwise.
   std::unique_ptr<PlannedAttention> plan(const Problem& problem) const;
+
+  /// Takes part in the other ranks' plan() only to refuse it: InvalidArgument on every rank.
+  void refuse_plan(std::string_view why) const;
 
   /// Not collective, never throws for a problem that cannot run: says why instead.
   Explanation explain(const Problem& problem) const;

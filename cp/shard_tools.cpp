@@ -4,8 +4,6 @@
 #include <cstring>
 #include <string>
 
-#include "src/base/integers.h"
-
 namespace cpattn {
 namespace {
 
@@ -192,10 +190,9 @@ namespace {
 /// Number of the first leaf of every document, and the number of all leaves at the end.
 std::vector<std::int64_t> first_leaves(const SequenceBatch& batch, const CpConfig& config,
                                        int world_size) {
-  static_cast<void>(world_size);
   std::vector<std::int64_t> first{0};
   for (const Document& document : batch.documents)
-    first.push_back(first.back() + ceil_div(document.q_tokens, config.chunk_tokens));
+    first.push_back(first.back() + chunk_grid(document.q_tokens, config, world_size).num_chunks());
   return first;
 }
 

@@ -19,6 +19,12 @@ std::string mpi_text(int code) {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
+bool is_initialized() {
+  int flag = 0;
+  MPI_Initialized(&flag);
+  return flag != 0;
+}
+
 bool is_finalized() {
   int flag = 0;
   MPI_Finalized(&flag);
@@ -28,9 +34,7 @@ bool is_finalized() {
 }  // namespace
 
 MpiSession::MpiSession(int* argc, char*** argv) : exceptions_at_start_(std::uncaught_exceptions()) {
-  int is_initialized = 0;
-  MPI_Initialized(&is_initialized);
-  require(is_initialized == 0, "MPI is initialised already: pass its communicator instead");
+  require(!is_initialized(), "MPI is initialised already: pass its communicator instead");
   int provided = MPI_THREAD_SINGLE;
   const int code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
   require<CommError>(code == MPI_SUCCESS, "MPI_Init_thread failed with code ", code);
@@ -47,6 +51,11 @@ MpiCommunicator::MpiCommunicator(MPI_Comm parent, const MpiOptions& options)
     : max_message_bytes_(options.max_message_bytes) {
   require(max_message_bytes_ >= 1 && max_message_bytes_ <= INT_MAX, "max_message_bytes ",
           max_message_bytes_, ": expected 1 to ", INT_MAX);
+  // MPI itself would end the process.
+  require(is_initialized() && !is_finalized(),
+          "MPI is not running: MPI_Init (or an MpiSession) comes first, MPI_Finalize last");
+  require(parent != MPI_COMM_NULL,
+          "communicator is MPI_COMM_NULL: this process is not in the group");
   check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");

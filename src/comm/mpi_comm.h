@@ -53,7 +53,8 @@ class MpiCommunicator final : public Communicator {
  public:
   /// Duplicates `parent` (all of MPI_COMM_WORLD, or the caller's subgroup), so that our messages
   /// never meet the caller's. Collective over `parent`, which may be freed afterwards.
-  /// InvalidArgument for a limit outside [1, INT_MAX].
+  /// InvalidArgument for a limit outside [1, INT_MAX], for MPI_COMM_NULL, and when MPI is not
+  /// running.
   explicit MpiCommunicator(MPI_Comm parent, const MpiOptions& options = {});
   explicit MpiCommunicator(const MpiOptions& options = {})
       : MpiCommunicator(MPI_COMM_WORLD, options) {}

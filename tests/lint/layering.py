@@ -29,9 +29,16 @@ _ARROWS = (
     (r"tests/", r""),
 )
 
+# Programs that stand for a user's: they see the public headers only.
+_USERS = r"docs/examples/|tests/consumer/|tests/cp/c_api_"
+# The C library by its C names: where C is spoken.
+_C_HEADERS = r"(?:math|stddef|stdint|stdio|stdlib|string|threads)\.h"
+
 # Third-party header -> the files that may include it.
 _THIRD_PARTY_ROOMS = (
-    (r"mpi\.h|mpi-ext\.h", r"src/comm/mpi_comm\.|tests/support/mpi_main\.cpp$"),
+    (r"mpi\.h|mpi-ext\.h", r"src/comm/mpi_comm\.|tests/support/mpi_main\.cpp$|" + _USERS),
+    (r"cpattn(?:\.h|/.*)", _USERS),
+    (_C_HEADERS, r".*\.c$|cp/bindings/c_api\.h$|tests/cp/c_api_checks\.h$"),
     (r"omp\.h", r"kernels/cpu/"),
     (r"immintrin\.h|x86intrin\.h|arm_neon\.h|arm_sve\.h", r"kernels/cpu/|tests/kernels/cpu/"),
     (r"cpuid\.h|sys/auxv\.h|asm/hwcap\.h", r"kernels/|launch/"),
@@ -39,7 +46,6 @@ _THIRD_PARTY_ROOMS = (
     (r"fmt/.*", r".*\.cpp$"),
     (r"pybind11/.*", r"cp/bindings/"),
     (r"gtest/.*|gmock/.*", r"tests/"),
-    (r"cpattn/.*|cpattn\.h", r"docs/examples/|tests/"),
     (r"cblas\.h", r"launch/"),
     (r"dlfcn\.h", r"launch/"),
     # The operating system: memory for the ground floor, processes and files for the roof.

@@ -5,8 +5,9 @@ import re
 from dataclasses import dataclass
 
 FOLDERS = (".ci", "configs", "cp", "docs", "kernels", "launch", "src", "tests")
-CODE_SUFFIXES = (".h", ".cpp")
-TEXT_SUFFIXES = CODE_SUFFIXES + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json")
+CODE_SUFFIXES = (".c", ".h", ".cpp")
+_OTHER_SUFFIXES = (".cmake", ".in", ".json", ".md", ".py", ".sh", ".txt", ".yaml", ".yml")
+TEXT_SUFFIXES = CODE_SUFFIXES + _OTHER_SUFFIXES
 SCRIPTS = (".ci/run",)
 SKIPPED = re.compile(r"tests/data/.*\.txt$|(?:.*/)?__pycache__/")  # words of others; caches
 
