@@ -27,7 +27,7 @@ std::shared_ptr<Communicator> group_of(int color, int key) {
 }
 
 // A group is a property of a handle. Groups of other sizes, and the same ranks in another order,
-// take turns, and each call is that of its own group: what one call used is not what the next finds.
+// take turns, and each call is that of its own group: the next one finds nothing of the last.
 TEST(ContextParallelGroups, TakeTurnsAndNeverLeak) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -1,5 +1,5 @@
-// OneLayer: a problem, its upstream gradient, and the bits that one rank with everything gets; run()
-// asks a PlannedAttention for its rows of them.
+// OneLayer: a problem, its upstream gradient, and the bits that one rank with everything gets;
+// run() asks a PlannedAttention for its rows of them.
 #pragma once
 
 #include <memory>
