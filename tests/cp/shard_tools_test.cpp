@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "cp/plan.h"
 #include "src/comm/loopback_comm.h"
 #include "tests/support/batches.h"
 #include "tests/support/compare.h"
@@ -14,16 +15,20 @@
 namespace cpattn::testing {
 namespace {
 
-/// Every small batch, sharding and CP size.
+/// Every small batch, sharding and CP size that go together.
 template <class Body>
 void for_every_sharding(const Body& body) {
   for (const auto& [name, batch] : small_batches())
-    for (const ShardingKind kind : {ShardingKind::contiguous, ShardingKind::zigzag})
+    for (const auto& [kind, kind_name] : EnumNames<ShardingKind>::kValues)
       for (const int world_size : {1, 2, 3, 4, 7}) {
-        SCOPED_TRACE(cpattn::detail::concat(name, ", ", name_of(kind), ", CP", world_size));
+        SCOPED_TRACE(cpattn::detail::concat(name, ", ", kind_name, ", CP", world_size));
         CpConfig config;
         config.sharding = kind;
         config.chunk_tokens = 5;
+        if (!problems_with({.shape = {}, .batch = batch}, config, 0, world_size).empty()) {
+          EXPECT_EQ(kind, ShardingKind::dual_chunk);  // lengths that 2P does not divide
+          continue;
+        }
         body(batch, config, make_sharding(batch, config, world_size));
       }
 }
@@ -232,6 +237,30 @@ TEST(ShardTools, LeavesCoverEveryRowOnceAndHaveTheSameRowsForEveryCpSize) {
         const auto [place, is_first] = first_seen.emplace(name, rows_of_leaf);
         EXPECT_EQ(place->second, rows_of_leaf) << name << ", CP" << world_size;
       }
+}
+
+// Parts of 10 and 20 tokens at every size here: chunks of 5 never cross their borders.
+TEST(ShardTools, LeavesOfAlignedDualChunksAreThoseOfOneRank) {
+  const SequenceBatch batch = pack({60, 0, 120});
+  CpConfig config;
+  config.sharding = ShardingKind::dual_chunk;
+  config.chunk_tokens = 5;
+  const std::int64_t expected = num_leaves(batch, config, 1);
+  EXPECT_EQ(expected, 12 + 24);
+  for (const int world_size : {1, 2, 3, 6}) {
+    EXPECT_EQ(num_leaves(batch, config, world_size), expected);
+    const Sharding sharding = make_sharding(batch, config, world_size);
+    std::vector<std::int64_t> first_row(static_cast<std::size_t>(expected), -1);
+    for (const Shard& shard : sharding.shards) {
+      const auto rows = global_rows(shard.q);
+      for (const LeafRows& leaf : leaf_rows(batch, config, world_size, shard.q)) {
+        EXPECT_EQ(leaf.num_rows, 5);
+        first_row[static_cast<std::size_t>(leaf.leaf)] = rows[static_cast<std::size_t>(leaf.begin)];
+      }
+    }
+    for (std::int64_t leaf = 0; leaf < expected; ++leaf)
+      EXPECT_EQ(first_row[static_cast<std::size_t>(leaf)], 5 * leaf);
+  }
 }
 
 TEST(ShardTools, WhatDoesNotFitIsRefused) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "src/base/error.h"
+#include "cp/shard_tools.h"
 
 namespace cpattn::te {
 namespace {
@@ -73,6 +73,29 @@ TEST(TeNames, ABatchIsSlicedLikeItsIndices) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       EXPECT_EQ(own.labels[i], 100 + rows[i]);
       EXPECT_EQ(own.position_ids[i], 200 + rows[i]);
+    }
+  }
+}
+
+// A pipeline that shards by these names and an attention planned with dual_chunk mean the same rows.
+TEST(TeNames, AgreeWithDualChunkSharding) {
+  CpConfig config;
+  config.sharding = ShardingKind::dual_chunk;
+  config.chunk_tokens = 3;  // borders fall where they like
+  const CuSeqlens padded{0, 48, 48, 144};
+  const SequenceBatch full = batch_from_cu_seqlens(padded, padded, 144, 144);
+  for (const int world_size : {1, 2, 3, 4}) {
+    const Sharding sharding = make_sharding(full, config, world_size);
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto& chunks = sharding.shards[static_cast<std::size_t>(rank)].q;
+      EXPECT_EQ(global_rows(chunks), thd_get_partitioned_indices(padded, 144, world_size, rank));
+      CuSeqlens on_rank = padded;
+      for (std::int64_t& length : on_rank) length /= world_size;
+      EXPECT_EQ(local_cu_seqlens(3, chunks), on_rank);
+      if (world_size > 1) {
+        EXPECT_EQ(get_cu_seqlens_on_cp_rank(padded, on_rank, world_size, rank, true, true),
+                  on_rank);
+      }
     }
   }
 }
