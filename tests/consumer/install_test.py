@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Installs what was built, moves it, and uses it as a stranger would: with CMake, with pkg-config.
+
+usage: install_test.py BUILD_FOLDER SOURCE_FOLDER VERSION HAS_MPI MPIEXEC
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+BUILD, SOURCE, VERSION, HAS_MPI, MPIEXEC = sys.argv[1:]
+WORK = pathlib.Path(BUILD) / "tests" / "installed"
+PREFIX = WORK / "moved"
+MPI_FLAGS = "--oversubscribe --bind-to none --mca pml ob1 --mca btl vader,self".split()
+ENVIRONMENT = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def run(*command, **options):
+    """The command's output; ends the test when it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        env={**ENVIRONMENT, **options.pop("env", {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        **options,
+    )
+    if done.returncode != 0:
+        sys.exit(f"failed ({done.returncode}): {' '.join(words)}\n{done.stdout}")
+    return done.stdout
+
+
+def expect(condition, what):
+    if not condition:
+        sys.exit(f"not so: {what}")
+
+
+def install():
+    """Through DESTDIR as packagers do, then moved: nothing may remember where it was built."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    stage = WORK / "stage"
+    run("cmake", "--install", BUILD, "--prefix", "/opt/cpattn", env={"DESTDIR": str(stage)})
+    shutil.move(stage / "opt" / "cpattn", PREFIX)
+    expect(not any(path.is_file() for path in stage.rglob("*")), "files outside the prefix")
+
+
+def library_folder():
+    (package,) = PREFIX.glob("lib*/**/cpattnConfig.cmake")
+    return package.parent.parent.parent
+
+
+def check_files():
+    lib = library_folder()
+    major = VERSION.split(".", maxsplit=1)[0]
+    expect((lib / f"libcpattn.so.{VERSION}").is_file(), "a library with its version")
+    expect(
+        os.readlink(lib / "libcpattn.so") == f"libcpattn.so.{major}", "a link to the major version"
+    )
+    dynamic = run("readelf", "-d", lib / "libcpattn.so")
+    expect(f"soname: [libcpattn.so.{major}]" in dynamic, "a soname with the major version")
+    expect("RUNPATH" not in dynamic and "RPATH" not in dynamic, "no path of the build machine")
+    run(PREFIX / "bin" / "cpattn", "plan", "--cp", "2", "--seq-len", "64")
+    texts = [path for path in PREFIX.rglob("*") if path.suffix in (".h", ".cmake", ".pc")]
+    for path in texts:
+        expect(SOURCE not in path.read_text(), f"no path of the build machine in {path}")
+    include = PREFIX / "include"
+    found = sorted(path.name for path in include.iterdir())
+    expect(found == ["cpattn", "cpattn.h"], f"cpattn and cpattn.h in include/, not {found}")
+
+
+def built_with_cmake(source, name, *settings):
+    build = WORK / name
+    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={PREFIX}", *settings)
+    run("cmake", "--build", build)
+    return build
+
+
+def check_cmake():
+    consumer = pathlib.Path(SOURCE) / "tests" / "consumer"
+    build = built_with_cmake(consumer, "consumer", f"-DWANTED_VERSION={VERSION}")
+    expect(f"cpattn {VERSION}: {{" in run(build / "no_mpi"), "the version that was installed")
+    later = subprocess.run(
+        ["cmake", "-S", str(consumer), "-B", str(WORK / "later")]
+        + [f"-DCMAKE_PREFIX_PATH={PREFIX}", "-DWANTED_VERSION=99.0"],
+        capture_output=True,
+        check=False,
+    )
+    expect(later.returncode != 0, "a later version is not found")
+
+
+def check_pkg_config():
+    lib = library_folder()
+    settings = {"PKG_CONFIG_PATH": str(lib / "pkgconfig")}
+    flags = run("pkg-config", "--cflags", "--libs", "cpattn", env=settings).split()
+    expect(run("pkg-config", "--modversion", "cpattn", env=settings).strip() == VERSION, "version")
+    program = WORK / "by_pkg_config"
+    source = pathlib.Path(SOURCE) / "tests" / "consumer" / "no_mpi.cpp"
+    run("c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags)
+    expect("cpattn" in run(program, env={"LD_LIBRARY_PATH": str(lib)}), "its output")
+
+
+def check_examples():
+    """The programs of the documentation, alone and on two ranks."""
+    build = built_with_cmake(pathlib.Path(SOURCE) / "docs" / "examples" / "minimal", "minimal")
+    for name in ("attention_cpp", "attention_c"):
+        for ranks in (1, 2):
+            output = run(MPIEXEC, "-np", ranks, *MPI_FLAGS, build / name)
+            lines = [line for line in output.splitlines() if line.startswith("rank ")]
+            expect(len(lines) == ranks, f"one line per rank:\n{output}")
+            rows = sum(int(line.split()[4]) for line in lines)
+            expect(rows == 4096, f"every token on one rank:\n{output}")
+            # All weights are equal and sum to 1, so out is v.
+            expect(all(line.endswith("out 0.010000") for line in lines), output)
+
+
+def main():
+    install()
+    check_files()
+    check_cmake()
+    check_pkg_config()
+    if HAS_MPI == "1":
+        check_examples()
+    print("installed, moved and used")
+
+
+main()
