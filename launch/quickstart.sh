@@ -5,9 +5,9 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 build="$root/build"
 
-# What building, running and testing need (python3: the linters among the tests).
+# What building, running and testing need (python3, pkg-config: among the tests).
 packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-options-dev
-  libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev python3)
+  libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev python3 pkg-config)
 
 usage() {
   cat <<'TXT'

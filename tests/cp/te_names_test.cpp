@@ -77,7 +77,7 @@ TEST(TeNames, ABatchIsSlicedLikeItsIndices) {
   }
 }
 
-// A pipeline that shards by these names and an attention planned with dual_chunk mean the same rows.
+// A pipeline that shards by these names and a dual_chunk plan mean the same rows.
 TEST(TeNames, AgreeWithDualChunkSharding) {
   CpConfig config;
   config.sharding = ShardingKind::dual_chunk;
