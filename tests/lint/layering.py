@@ -49,7 +49,8 @@ _THIRD_PARTY_ROOMS = (
     (r"cblas\.h", r"launch/"),
     (r"dlfcn\.h", r"launch/"),
     # The operating system: memory for the ground floor, processes and files for the roof.
-    (r"sys/mman\.h", r"src/device/|launch/|tests/"),
+    (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
+    (r"cuda(?:_runtime(?:_api)?)?\.h|vector_types\.h", r"kernels/cuda/"),
     (
         r"(?:sys|netinet|arpa)/\w+\.h|(?:unistd|fcntl|signal|spawn|poll|sched|time)\.h",
         r"launch/|tests/",
@@ -77,6 +78,11 @@ _FORBIDDEN_BELOW_LAUNCH = (
 _CASE = re.compile(r"^\s*case\s+(?P<label>[^:]*(?:::[^:]+)*):(?!:)")
 _DEFAULT = re.compile(r"^\s*default\s*:")
 _PRAGMA_OMP = re.compile(r"^\s*#\s*pragma\s+omp\b|\b_Pragma\s*\(\s*\"omp\b")
+# The host layer's one assembly is its stack switch; the CPU kernels' has no instructions.
+_ASSEMBLY = re.compile(r"\basm\b")
+_ASSEMBLY_ROOMS = re.compile(
+    r"kernels/cuda/ptx\w*\.(?:h|inc)$|kernels/cuda/host/fiber\.cpp$|kernels/cpu/"
+)
 _USING_NAMESPACE = re.compile(r"^\s*using\s+namespace\b")
 
 
@@ -135,13 +141,16 @@ def _code_findings(tree, name):
             for pattern, message in _FORBIDDEN_BELOW_LAUNCH:
                 if re.search(pattern, line):
                     yield Finding(name, number, message)
+        if _ASSEMBLY.search(line) and not _ASSEMBLY_ROOMS.match(name):
+            yield Finding(name, number, "assembly of the device belongs to kernels/cuda/ptx*")
         if _PRAGMA_OMP.search(line) and not name.startswith("kernels/cpu/"):
             yield Finding(name, number, "OpenMP belongs to kernels/cpu")
-        if name.endswith(".h") and _USING_NAMESPACE.match(line):
+        if name.endswith((".h", ".cuh")) and _USING_NAMESPACE.match(line):
             yield Finding(name, number, "`using namespace` in a header")
     # An -inl.h is included once per instruction set, on purpose.
+    is_header = name.endswith((".h", ".cuh"))
     is_guarded = name.endswith("-inl.h") or "#pragma once" in code
-    if name.endswith(".h") and not is_guarded:
+    if is_header and not is_guarded:
         yield Finding(name, 1, "no `#pragma once`")
 
 

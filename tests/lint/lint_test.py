@@ -49,7 +49,7 @@ class LayeringTest(LintTest):
     def include(self, name, header):
         """The tree in which `name` includes our `header`, which exists."""
         files = {header: _HEADER}
-        files[name] = (_HEADER if name.endswith(".h") else "") + f'#include "{header}"\n'
+        files[name] = (_HEADER if name.endswith((".h", ".cuh")) else "") + f'#include "{header}"\n'
         return files
 
     def test_arrows_that_hold(self):
@@ -62,6 +62,8 @@ class LayeringTest(LintTest):
             ("kernels/kernel_table.cpp", "kernels/cpu/b.h"),
             ("cp/a.cpp", "src/comm/b.h"),
             ("cp/a.cpp", "kernels/b.h"),
+            ("kernels/cuda/a.cu", "kernels/cuda/a.cuh"),
+            ("kernels/cuda/host/a.cpp", "kernels/cuda/b.h"),
             ("launch/a.cpp", "cp/b.h"),
             ("launch/a.cpp", "kernels/reference/b.h"),
             ("tests/cp/a_test.cpp", "launch/b.h"),
@@ -80,6 +82,7 @@ class LayeringTest(LintTest):
             ("kernels/cpu/a.cpp", "kernels/reference/b.h"),
             ("kernels/reference/a.cpp", "kernels/cpu/b.h"),
             ("kernels/cpu/a.cpp", "cp/b.h"),
+            ("kernels/cuda/a.cuh", "kernels/cpu/b.h"),
             ("cp/a.cpp", "kernels/cpu/b.h"),
             ("cp/a.cpp", "launch/b.h"),
             ("launch/a.cpp", "tests/support/b.h"),
@@ -102,6 +105,8 @@ class LayeringTest(LintTest):
             ("kernels/a.cpp", "boost/program_options.hpp"),
             ("launch/a.cpp", "gtest/gtest.h"),
             ("cp/a.cpp", "unistd.h"),
+            ("cp/a.cpp", "cuda_runtime.h"),
+            ("kernels/cuda/a.cu", "sys/mman.h"),
         ):
             with self.subTest(name=name, header=header):
                 files = {name: f"#include <{header}>\n"}
@@ -148,6 +153,12 @@ class LayeringTest(LintTest):
         files = {"launch/a.cpp": "  case Mode::fast:\n    break;\n  default:\n    break;\n"}
         self.assert_found(layering, files, "hides a new enumerator")
         files = {"launch/a.cpp": "  case Mode::fast:\n  case 1:\n  default:\n    break;\n"}
+        self.assert_clean(layering, files)
+
+    def test_assembly_room(self):
+        files = {"kernels/cuda/a.cuh": _HEADER + 'asm volatile("bar.sync 1, 128;");\n'}
+        self.assert_found(layering, files, "belongs to kernels/cuda/ptx")
+        files = {"kernels/cuda/ptx_sm90.h": _HEADER + 'asm volatile("bar.sync 1, 128;");\n'}
         self.assert_clean(layering, files)
 
     def test_openmp_room(self):

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 FOLDERS = (".ci", "configs", "cp", "docs", "kernels", "launch", "src", "tests")
-CODE_SUFFIXES = (".c", ".h", ".cpp")
+CODE_SUFFIXES = (".c", ".h", ".cpp", ".cu", ".cuh", ".inc")
 _OTHER_SUFFIXES = (".cmake", ".in", ".json", ".md", ".py", ".sh", ".txt", ".yaml", ".yml")
 TEXT_SUFFIXES = CODE_SUFFIXES + _OTHER_SUFFIXES
 SCRIPTS = (".ci/run",)

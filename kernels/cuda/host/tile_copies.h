@@ -1,0 +1,41 @@
+// TMA on the host: tiles of a tensor to shared memory, reported to an mbarrier.
+//
+// Landing::late: a tile lands only when no thread of the block can do anything else, the latest
+// moment a kernel can count on; until then its destination holds NaN.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/host/thread.h"
+#include "kernels/cuda/swizzle.h"
+
+namespace cpattn::cuda_host {
+
+using cuda::Swizzle;
+
+/// What the device's 128 opaque bytes hold here.
+struct alignas(64) TensorMap {
+  const std::byte* base = nullptr;
+  std::int64_t strides_bytes[4] = {};  ///< of dimensions 0 .. 3
+  std::uint32_t shape[4] = {1, 1, 1, 1};
+  std::uint16_t box[4] = {1, 1, 1, 1};
+  std::uint8_t rank = 0;
+  std::uint8_t element_bytes = 0;
+  Swizzle swizzle = Swizzle::none;
+};
+
+struct TileCopy {
+  SharedAddress to = 0;
+  SharedAddress barrier = 0;
+  TensorMap map;  ///< a copy: a kernel's parameters are gone when its thread exits
+  std::int32_t first[4] = {};
+};
+
+/// The box at `first` (rank numbers, innermost first); elements outside of the tensor are zeros.
+void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first, int rank,
+               SharedAddress barrier);
+
+/// For Block: nobody can run, so what is under way arrives.
+void land_tiles(Block& block);
+
+}  // namespace cpattn::cuda_host

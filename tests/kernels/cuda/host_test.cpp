@@ -1,0 +1,22 @@
+#include "tests/kernels/cuda/host_test.h"
+
+namespace {
+
+int races = 0;
+
+}  // namespace
+
+// Hooks of the thread sanitizer's runtime; plain functions in the other builds.
+extern "C" {
+
+__attribute__((no_sanitize("thread"))) void __tsan_on_report(void*) {
+  __atomic_add_fetch(&races, 1, __ATOMIC_RELAXED);
+}
+
+// Tests count reports and judge them; every report counts, also one like another before it.
+__attribute__((no_sanitize("thread"))) const char* __tsan_default_options() {
+  return "exitcode=0:suppress_equal_stacks=0:suppress_equal_addresses=0";
+}
+}
+
+int cpattn::cuda::num_races() { return __atomic_load_n(&races, __ATOMIC_RELAXED); }
