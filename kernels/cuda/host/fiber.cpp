@@ -7,8 +7,8 @@
 #include "kernels/cuda/host/sanitizers.h"
 #include "src/base/error.h"
 
-// Pushes what the calling convention lets a caller keep, stores the stack pointer in *save, and does
-// the opposite from `to`.
+// Pushes what the calling convention lets a caller keep, stores the stack pointer in *save, and
+// does the opposite from `to`.
 extern "C" void cpattn_switch_stack(void** save, void* to);
 #if defined(__x86_64__)
 asm(R"(
