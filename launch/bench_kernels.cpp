@@ -90,6 +90,17 @@ class KernelCase {
  private:
   void forward(ThreadCase& threads) { threads.attention.ring().forward(tensors_.tensors()); }
 
+  void run(ThreadCase& threads) {
+    switch (problem_.pass) {
+      case BenchPass::forward:
+        forward(threads);
+        break;
+      case BenchPass::backward:
+        threads.attention.gradient().backward(tensors_.backward_tensors());
+        break;
+    }
+  }
+
   void attend_as_peer(const ThreadCase& threads) {
     const ForwardTensors tensors = tensors_.tensors();
     peer_->attend({tensors.q, tensors.k, tensors.v, problem_.mask, threads.threads},
@@ -99,9 +110,10 @@ class KernelCase {
   // Twice: fresh memory costs page faults. The second run says how many fill a measurement.
   void warm_up() {
     for (ThreadCase& threads : cases_) {
-      forward(threads);
+      forward(threads);  // makes what the backward reads
+      run(threads);
       threads.runs = runs_that_fill(
-          run_seconds_, time_work(threads.threads, 1, [&] { forward(threads); }).cpu_seconds);
+          run_seconds_, time_work(threads.threads, 1, [&] { run(threads); }).cpu_seconds);
       if (peer_ == nullptr) continue;
       attend_as_peer(threads);
       settle();
@@ -134,7 +146,7 @@ class KernelCase {
   void measure(ThreadCase& threads) {
     settle();
     const double before = threads.burst.run();
-    const Elapsed ours = time_work(threads.threads, threads.runs, [&] { forward(threads); });
+    const Elapsed ours = time_work(threads.threads, threads.runs, [&] { run(threads); });
     settle();
     const double after = threads.burst.run();
     const double rate =
@@ -189,6 +201,13 @@ class KernelCase {
   std::deque<ThreadCase> cases_;
 };
 
+/// As target_fraction, of one thread.
+std::optional<double> backward_target(const BenchProblem& problem, const KernelTable& kernels) {
+  if (problem.seq_len < 2048) return std::nullopt;
+  if (is_bf16_dot(kernels, problem.dtype)) return 0.65;
+  return problem.dtype == DType::f32 ? std::optional(0.75) : std::nullopt;
+}
+
 /// The generic kernels have no instruction of their own to measure up to where others exist.
 std::vector<Isa> isas_here() {
   std::vector<Isa> isas;
@@ -204,15 +223,19 @@ std::vector<std::int64_t> threads_here() {
 
 void run_cases(const KernelSuite& suite, Communicator& comm) {
   const RunConfig& config = suite.config;
-  const BenchSweep choice{
-      {DType::f32, DType::bf16}, {MaskKind::full, MaskKind::causal}, {64, 128}, {512, 2048}};
+  const BenchSweep choice{{DType::f32, DType::bf16},
+                          {MaskKind::full, MaskKind::causal},
+                          {64, 128},
+                          {512, 2048},
+                          {BenchPass::forward, BenchPass::backward}};
   const std::vector<Isa> isas = or_choice(config.isas, isas_here());
   const std::vector<std::int64_t> thread_counts = or_choice(config.thread_counts, threads_here());
   const std::int64_t repetitions =
       config.repetitions == 0 ? kDefaultRepetitions : config.repetitions;
   for (const Isa isa : isas) {
     for (const BenchProblem& problem : bench_problems(config, choice)) {
-      const bool has_peer = problem.dtype == DType::f32 && isa == isas.back();
+      const bool has_peer =
+          problem.pass == BenchPass::forward && problem.dtype == DType::f32 && isa == isas.back();
       const CaseSettings settings{thread_counts, has_peer ? suite.peer : nullptr,
                                   suite.run_seconds};
       KernelCase one(problem, find_kernels(isa), settings, comm);
@@ -225,14 +248,17 @@ void run_cases(const KernelSuite& suite, Communicator& comm) {
 }  // namespace
 
 std::string KernelRecord::name() const {
-  return fmt::format("attention/{}/{}/d{}/s{}/{}/t{}", isa, name_of(problem.dtype),
-                     problem.head_dim, problem.seq_len, name_of(problem.mask), threads);
+  const std::string_view what =
+      problem.pass == BenchPass::forward ? "attention" : "attention_gradient";
+  return fmt::format("{}/{}/{}/d{}/s{}/{}/t{}", what, isa, name_of(problem.dtype), problem.head_dim,
+                     problem.seq_len, name_of(problem.mask), threads);
 }
 
 std::optional<double> target_fraction(const BenchProblem& problem, const KernelTable& kernels) {
   const bool is_wide = problem.head_dim >= 128, is_causal = problem.mask == MaskKind::causal;
   if (kernels.isa == Isa::generic || kernels.isa == Isa::neon) return std::nullopt;
   if (problem.head_dim < 64 || problem.seq_len < 512) return std::nullopt;
+  if (problem.pass == BenchPass::backward) return backward_target(problem, kernels);
   if (is_bf16_dot(kernels, problem.dtype)) {
     if (problem.seq_len < 2048) return std::nullopt;
     return is_wide ? 0.75 : 0.70;

@@ -1,5 +1,5 @@
-// The kernels suite of bench: what RingAttention does on one rank (pack, forward, finalize) against
-// the peak of the machine and against the peer.
+// The kernels suite of bench: what RingAttention and RingGradient do on one rank (pack, compute,
+// finish) against the peak of the machine and, forward, against the peer.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct KernelRecord {
   double cpu_share = 0.0;  ///< processor time got / wall time * threads; near 1 on a quiet machine
   std::int64_t repetitions = 0;
 
-  /// "attention/avx512/f32/d128/s2048/causal/t1"
+  /// "attention/avx512/f32/d128/s2048/causal/t1"; backward: "attention_gradient/..."
   std::string name() const;
 };
 

@@ -26,7 +26,8 @@ void fill(const AnyTensor& tensor, std::uint64_t seed) {
 
 double BenchProblem::useful_flop() const {
   const auto tokens = static_cast<double>(seq_len);
-  const double all = 4.0 * tokens * tokens * static_cast<double>(head_dim * heads);
+  const double products = pass == BenchPass::forward ? 4.0 : 10.0;
+  const double all = products * tokens * tokens * static_cast<double>(head_dim * heads);
   return mask == MaskKind::causal ? all / 2.0 : all;
 }
 
@@ -49,7 +50,10 @@ std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSwe
     for (const std::int64_t head_dim : or_choice(config.head_dims, choice.head_dims)) {
       for (const std::int64_t seq_len : or_choice(config.seq_lens, choice.seq_lens)) {
         for (const MaskKind mask : or_choice(config.masks, choice.masks)) {
-          problems.push_back({dtype, mask, head_dim, seq_len, config.heads, config.kv_heads});
+          for (const BenchPass pass : or_choice(config.passes, choice.passes)) {
+            problems.push_back(
+                {dtype, mask, head_dim, seq_len, config.heads, config.kv_heads, pass});
+          }
         }
       }
     }
@@ -74,8 +78,27 @@ BenchTensors::BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std
   memory_[4] = Buffer(static_cast<std::size_t>(q_rows * problem.heads) * sizeof(float));
   tensors_.lse =
       contiguous_view(memory_[4].as<float>(), std::array<std::int64_t, 2>{q_rows, problem.heads});
+  if (problem.pass == BenchPass::forward) return;
+  dout_ = make(memory_[5], DType::f32, q_rows, problem.heads);
+  dq_ = make(memory_[6], DType::f32, q_rows, problem.heads);
+  dk_ = make(memory_[7], DType::f32, kv_rows, problem.kv_heads);
+  dv_ = make(memory_[8], DType::f32, kv_rows, problem.kv_heads);
 }
 
 ForwardTensors BenchTensors::tensors() const { return tensors_; }
+
+BackwardTensors BenchTensors::backward_tensors() const {
+  const TensorView<float, 2>& lse = tensors_.lse;
+  return {.q = tensors_.q,
+          .k = tensors_.k,
+          .v = tensors_.v,
+          .out = tensors_.out,
+          .lse = {lse.data, lse.shape, lse.strides},
+          .dout = dout_,
+          .dlse = {},
+          .dq = dq_,
+          .dk = dk_,
+          .dv = dv_};
+}
 
 }  // namespace cpattn

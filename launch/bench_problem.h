@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cp/plan.h"
 #include "cp/ring_attention.h"
+#include "cp/ring_gradient.h"
 #include "launch/run_config.h"
 #include "src/device/memory.h"
 
@@ -21,8 +23,9 @@ struct BenchProblem {
   std::int64_t seq_len = 0;
   std::int64_t heads = 8;
   std::int64_t kv_heads = 8;
+  BenchPass pass = BenchPass::forward;
 
-  /// 4 S S D Hq, half of it for causal.
+  /// 4 S S D Hq, half of it for causal; 10 for the backward.
   double useful_flop() const;
   Problem problem() const;
 };
@@ -33,6 +36,7 @@ struct BenchSweep {
   std::vector<MaskKind> masks;
   std::vector<std::int64_t> head_dims;
   std::vector<std::int64_t> seq_lens;
+  std::vector<BenchPass> passes{BenchPass::forward};
 };
 std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSweep& choice);
 
@@ -42,15 +46,18 @@ std::vector<T> or_choice(const std::vector<T>& list, const std::vector<T>& choic
   return list.empty() ? choice : list;
 }
 
-/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard.
+/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard. For the backward
+/// also dout (f32, as out) and room for f32 gradients.
 class BenchTensors {
  public:
   BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows, int rank);
   ForwardTensors tensors() const;
+  BackwardTensors backward_tensors() const;
 
  private:
-  Buffer memory_[5];
+  Buffer memory_[9];
   ForwardTensors tensors_;
+  AnyTensor dout_, dq_, dk_, dv_;
 };
 
 /// A plan and its memory on a communicator.
@@ -59,14 +66,22 @@ class BenchAttention {
   /// Collective.
   BenchAttention(const BenchProblem& problem, const CpConfig& config, const KernelTable& kernels,
                  Communicator& comm)
-      : plan_(problem.problem(), config, kernels, comm.rank(), comm.size()), ring_(plan_, comm) {}
+      : plan_(problem.problem(), config, kernels, comm.rank(), comm.size()), ring_(plan_, comm) {
+    if (problem.pass == BenchPass::forward) return;
+    gradient_plan_.emplace(plan_);
+    gradient_.emplace(plan_, *gradient_plan_, comm);
+  }
 
   const Plan& plan() const { return plan_; }
   RingAttention& ring() { return ring_; }
+  /// Of a problem whose pass is backward.
+  RingGradient& gradient() { return *gradient_; }
 
  private:
   Plan plan_;
   RingAttention ring_;
+  std::optional<GradientPlan> gradient_plan_;
+  std::optional<RingGradient> gradient_;
 };
 
 }  // namespace cpattn

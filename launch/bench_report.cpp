@@ -64,6 +64,7 @@ void add_problem(Json& json, const BenchProblem& problem) {
   json["mask"] = name_of(problem.mask);
   json["heads"] = problem.heads;
   json["kv_heads"] = problem.kv_heads;
+  json["pass"] = name_of(problem.pass);
 }
 
 Json json_of(const KernelRecord& record) {
@@ -153,17 +154,20 @@ std::string run_text(const BenchRun& run) {
 }
 
 std::string kernel_header() {
-  return "isa          dtype    D     S mask   thr   GFLOP/s      peak  %peak  want        "
+  return "isa          pass     dtype    D     S mask   thr   GFLOP/s      peak  %peak  want       "
+         " "
          "  x peer          scaling  spread  cpu\n";
 }
 
 std::string kernel_row(const KernelRecord& record) {
   const BenchProblem& problem = record.problem;
   return fmt::format(
-      "{:<12} {:<5} {:>4} {:>5} {:<6} {:>3} {:>9.1f} {:>9.1f} {:>6.1f} {:>5} {:<6} {:>6} {:<6} "
+      "{:<12} {:<8} {:<5} {:>4} {:>5} {:<6} {:>3} {:>9.1f} {:>9.1f} {:>6.1f} {:>5} {:<6} {:>6} "
+      "{:<6} "
       "{:>9} {:>6.1f}% {:>4.2f}\n",
-      record.isa, name_of(problem.dtype), problem.head_dim, problem.seq_len, name_of(problem.mask),
-      record.threads, record.gflops, record.peak_gflops, 100.0 * record.fraction_of_peak,
+      record.isa, name_of(problem.pass), name_of(problem.dtype), problem.head_dim, problem.seq_len,
+      name_of(problem.mask), record.threads, record.gflops, record.peak_gflops,
+      100.0 * record.fraction_of_peak,
       record.target ? fmt::format("{:.0f}", 100.0 * *record.target) : "-",
       judged(record.fraction_of_peak, record.target), or_dash(record.ratio_to_peer, "{:.2f}"),
       judged(record.ratio_to_peer, record.peer_target), or_dash(record.thread_scaling, "{:.2f}"),

@@ -31,6 +31,14 @@ struct EnumNames<BenchSuite> {
                                       NamedValue<BenchSuite>{BenchSuite::ring, "ring"}};
 };
 
+enum class BenchPass { forward, backward };
+
+template <>
+struct EnumNames<BenchPass> {
+  static constexpr std::array kValues{NamedValue<BenchPass>{BenchPass::forward, "forward"},
+                                      NamedValue<BenchPass>{BenchPass::backward, "backward"}};
+};
+
 /// Knobs that take a list make one lane per combination.
 struct RunConfig {
   // lanes
@@ -65,6 +73,7 @@ struct RunConfig {
   std::string junit;   ///< JUnit XML path
   // bench; empty lists and 0: the suite's own choice
   BenchSuite suite = BenchSuite::kernels;
+  std::vector<BenchPass> passes;
   std::vector<Isa> isas;
   std::vector<DType> dtypes;
   std::vector<MaskKind> masks;
@@ -170,6 +179,8 @@ void for_each_bench_field(Config& config, Visitor&& visit) {
     return RunField{{name, help, min, max, Scope::local}, FieldGroup::bench, TextRule::any, unset};
   };
   visit(field("suite", "what is measured", 0, 0, "kernels"), config.suite);
+  visit(field("passes", "what is computed", 0, 0, "kernels: forward,backward; ring: forward"),
+        config.passes);
   visit(field("isas", "instruction sets", 0, 0, "kernels: all this machine has; ring: the best"),
         config.isas);
   visit(field("dtypes", "element types", 0, 0, "kernels: f32,bf16; ring: f32"), config.dtypes);

@@ -78,13 +78,16 @@ TEST(BenchProblem, UsefulFlop) {
 
   problem.mask = MaskKind::causal;
   EXPECT_EQ(problem.useful_flop(), 2.0 * 2048 * 2048 * 128 * 8);
+
+  problem.pass = BenchPass::backward;
+  EXPECT_EQ(problem.useful_flop(), 5.0 * 2048 * 2048 * 128 * 8);
 }
 
 TEST(BenchKernels, TargetsAreThoseOfThePage) {
   const KernelTable& generic = find_kernels(Isa::generic);
   const auto target = [](const KernelTable& kernels, DType dtype, MaskKind mask, std::int64_t dim,
-                         std::int64_t tokens) {
-    return target_fraction({dtype, mask, dim, tokens, 8, 8}, kernels);
+                         std::int64_t tokens, BenchPass pass = BenchPass::forward) {
+    return target_fraction({dtype, mask, dim, tokens, 8, 8, pass}, kernels);
   };
   EXPECT_FALSE(target(generic, DType::f32, MaskKind::full, 128, 2048));
   for (const KernelTable* table : available_kernels()) {
@@ -98,6 +101,12 @@ TEST(BenchKernels, TargetsAreThoseOfThePage) {
     const bool has_dot = table->numerics(DType::bf16).starts_with("bf16-dot");
     EXPECT_EQ(target(*table, DType::bf16, MaskKind::full, 128, 2048).value_or(0.0),
               has_dot ? 0.75 : 0.0);
+    EXPECT_DOUBLE_EQ(*target(*table, DType::f32, MaskKind::causal, 64, 2048, BenchPass::backward),
+                     0.75);
+    EXPECT_EQ(
+        target(*table, DType::bf16, MaskKind::full, 64, 2048, BenchPass::backward).value_or(0.0),
+        has_dot ? 0.65 : 0.0);
+    EXPECT_FALSE(target(*table, DType::f32, MaskKind::full, 128, 512, BenchPass::backward));
   }
 }
 
@@ -115,7 +124,8 @@ TEST(BenchKernels, SuiteMeasuresEveryCase) {
 
   std::size_t isas = 0;
   for (const KernelTable* table : available_kernels()) isas += table->isa != Isa::generic ? 1 : 0;
-  ASSERT_EQ(records.size(), std::max<std::size_t>(isas, 1) * 2 * 2 * 2);  // dtypes masks threads
+  ASSERT_EQ(records.size(),
+            std::max<std::size_t>(isas, 1) * 2 * 2 * 2 * 2);  // dtypes masks passes threads
   for (const KernelRecord& record : records) {
     EXPECT_GT(record.fraction_of_peak, 0.0) << record.name();
     EXPECT_LT(record.fraction_of_peak, 1.2) << record.name();
@@ -123,6 +133,7 @@ TEST(BenchKernels, SuiteMeasuresEveryCase) {
     EXPECT_EQ(record.thread_scaling.has_value(), record.threads == 2);
     EXPECT_GT(record.ratio_to_peer.value_or(1.0), 0.0);
     EXPECT_LE(record.ratio_to_peer.has_value(), peer != nullptr);
+    EXPECT_LE(record.ratio_to_peer.has_value(), record.problem.pass == BenchPass::forward);
   }
   const Json json = Json::parse(bench_json(describe_run("kernels", "cpattn bench"), records));
   ASSERT_EQ(json.at("records").size(), records.size());

@@ -41,8 +41,11 @@ def require_keys(record, keys):
 
 def main(cpattn):
     small = ("--heads", "2", "--kv-heads", "1", "--head-dims", "32", "--repetitions", "1")
-    for record in records_of(cpattn, "kernels", "--seq-lens", "64", "--dtypes", "f32", *small):
-        require_keys(record, REQUIRED)
+    kernels = records_of(cpattn, "kernels", "--seq-lens", "64", "--dtypes", "f32", *small)
+    if {record["pass"] for record in kernels} != {"forward", "backward"}:
+        sys.exit("kernels: a pass was not measured")
+    for record in kernels:
+        require_keys(record, REQUIRED + ("pass",))
         if not 0 < record["fraction_of_peak"] < 1.2:
             sys.exit(f"{record['name']}: fraction_of_peak {record['fraction_of_peak']}")
     ring = records_of(cpattn, "ring", "--seq-lens", "1500", *small)
