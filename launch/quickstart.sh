@@ -8,6 +8,8 @@ build="$root/build"
 # What building, running and testing need (python3, pkg-config: among the tests).
 packages=(g++ cmake ninja-build openmpi-bin libopenmpi-dev libboost-program-options-dev
   libyaml-cpp-dev nlohmann-json3-dev libfmt-dev libgtest-dev python3 pkg-config)
+# What the Python module and its tests need besides.
+python_packages=(python3-dev pybind11-dev python3-numpy python3-torch python3-mpi4py)
 
 usage() {
   cat <<'TXT'
@@ -141,6 +143,7 @@ main() {
       exec build/bin/cpattn parity "${options[@]}"
       ;;
     test)
+      packages+=("${python_packages[@]}")
       install_packages
       check_compiler
       configure -DCP_BUILD_TESTS=ON
@@ -151,6 +154,7 @@ main() {
       ;;
     build)
       (($# == 0)) || die 2 "build takes no options, got: $*"
+      packages+=("${python_packages[@]}")
       install_packages
       check_compiler
       configure

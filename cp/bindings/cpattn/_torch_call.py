@@ -1,4 +1,4 @@
-"""One call of attention on torch tensors: its arguments checked, agreed by all ranks, and planned."""
+"""One call of attention on torch tensors: arguments checked, agreed by all ranks, and planned."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ def _check_tensor(name: str, tensor: Any, qkv_format: str) -> None:
 def check_tensors(q: Any, k: Any, v: Any, qkv_format: str) -> None:
     """InvalidArgumentError unless these are tensors that can be attended."""
     if qkv_format not in _FORMATS:
-        raise InvalidArgumentError(
-            f"qkv_format: {qkv_format!r}, expected {' | '.join(_FORMATS)}"
-        )
+        raise InvalidArgumentError(f"qkv_format: {qkv_format!r}, expected {' | '.join(_FORMATS)}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, tensor, qkv_format)
         if tensor.dtype != q.dtype:
@@ -174,13 +172,12 @@ def _exchange(
         group.agree("", complaint)
         return [rows], is_new
     lines = "" if call is None else call.lines(requires_grad)
-    digest = _digest(lines.encode() + (b"refused" if complaint else b""))
-    everybody = [
-        (b[:16], struct.unpack("=2q?", b[16:]))
-        for b in group.all_gather(digest.encode() + struct.pack("=2q?", *rows, is_new))
-    ]
-    if complaint or any(theirs != digest.encode() for theirs, _ in everybody):
-        group.agree(lines, complaint)
+    timeout = 60.0 if call is None else dict(call.options)["timeout"]
+    digest = _digest(lines.encode() + (b"refused" if complaint else b"")).encode()
+    mine = digest + struct.pack("=2q?", *rows, is_new)
+    everybody = [(b[:16], struct.unpack("=2q?", b[16:])) for b in group.all_gather(mine, timeout)]
+    if complaint or any(theirs != digest for theirs, _ in everybody):
+        group.agree(lines, complaint, timeout)
     return [(q_rows, kv_rows) for _, (q_rows, kv_rows, _) in everybody], any(
         flag for _, (_, _, flag) in everybody
     )

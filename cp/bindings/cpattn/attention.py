@@ -27,6 +27,8 @@ def integers(name: str, value: Any) -> Optional[Tuple[int, ...]]:
     if isinstance(value, numpy.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(value.tolist())
     items = value.tolist() if hasattr(value, "tolist") else value
+    if "float" in str(getattr(value, "dtype", "")):
+        raise InvalidArgumentError(f"{name}: {items} of {value.dtype}, expected integers")
     if not isinstance(items, (list, tuple)):
         raise InvalidArgumentError(f"{name}: {value!r}, expected a sequence of integers")
     for i, item in enumerate(items):
@@ -80,7 +82,9 @@ def problem_arguments(
     """The arguments of `Attention.plan`, as they are documented there, with defaults filled in."""
     if (seq_len is None) == (cu_seqlens is None):
         raise InvalidArgumentError("seq_len, cu_seqlens: expected one of them")
-    cu_q = integers("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
+    cu_q = (
+        integers("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
+    )
     head_dim = _count("head_dim", head_dim)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(head_dim, 1))
@@ -136,7 +140,7 @@ class Plan:
 
     @property
     def guarantee(self) -> str:
-        """"bitwise across CP sizes", or why not."""
+        """ "bitwise across CP sizes", or why not."""
         return self._core.guarantee
 
     def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, lse: Any = None) -> tuple:
@@ -157,7 +161,9 @@ class Plan:
         """
         problem = self._problem
         if out is None:
-            out = _empty("out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype)
+            out = _empty(
+                "out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype
+            )
         if lse is None:
             lse = numpy.empty((self.q_rows, problem.num_heads), numpy.float32)
         self._core.forward(q, k, v, out, lse)

@@ -132,7 +132,7 @@ def Group(comm: Any) -> _Group:  # noqa: N802 - reads as the constructor it is
 
 
 def _not_a_group(comm: Any) -> str:
-    kind = f"{type(comm).__module__}.{type(comm).__qualname__}"
+    kind = f"{type(comm).__module__}.{type(comm).__qualname__}".replace("builtins.", "")
     if kind.startswith("torch.") and ("distributed" in kind or "ProcessGroup" in kind):
         return (
             f"group: a {kind}; torch.distributed groups have no MPI communicator to use: expected "

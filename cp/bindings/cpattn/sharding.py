@@ -123,7 +123,9 @@ class Sharding:
         complaint = "" if len(local) == rows else f"x: {len(local)} rows, expected {rows}"
         row_shape, kind = tuple(local.shape[1:]), f"{type(x).__name__} {x.dtype}"
         self.group.agree(f"row shape={row_shape}\ntype={kind}\n", complaint, timeout)
-        result = numpy.empty((self._num_keys if of_keys else self._num_tokens, *row_shape), local.dtype)
+        result = numpy.empty(
+            (self._num_keys if of_keys else self._num_tokens, *row_shape), local.dtype
+        )
         everybody = self.group.all_gather(numpy.ascontiguousarray(local).tobytes(), timeout)
         for rank, data in enumerate(everybody):
             own = self.index(of_keys=of_keys, rank=rank)

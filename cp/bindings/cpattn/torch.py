@@ -14,14 +14,25 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple, Union
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from cpattn import _cpattn
-from cpattn._cpattn import InvalidArgumentError
+from cpattn._cpattn import InvalidArgumentError, UnsupportedError
 from cpattn._torch_call import agreed_plan, check_tensors, checked_call, reference_problem
 from cpattn.groups import GroupLike, group_of
 
 __all__ = ["ContextParallelAttention", "context_parallel_attention"]
+
+
+class _Gradients(torch.autograd.Function):
+    """dq, dk, dv as a step of its own, so that deriving them once more is an error, not a zero."""
+
+    @staticmethod
+    def forward(ctx, compute, *tensors):
+        return compute(*(None if t is None else t.detach() for t in tensors))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise UnsupportedError("second derivatives of attention are not implemented")
 
 
 class _PlannedAttention(torch.autograd.Function):
@@ -32,22 +43,23 @@ class _PlannedAttention(torch.autograd.Function):
     def forward(ctx, plan, q, k, v):
         out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        plan.forward(*_detached(q, k, v), out=out, lse=lse)
+        plan.forward(q.detach(), k.detach(), v.detach(), out=out, lse=lse)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse = _detached(*ctx.saved_tensors)
-        # Autograd brings no gradient for an output nobody used, and any strides, such as the zeros
-        # of an expanded scalar.
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-        dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
-        ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, dq=dq, dk=dk, dv=dv)
-        return None, dq, dk, dv
+        def compute(q, k, v, out, lse, dout, dlse):
+            # Autograd brings no gradient for an output nobody used, and any strides, such as the
+            # zeros of an expanded scalar.
+            dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+            dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+            ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, dq=dq, dk=dk, dv=dv)
+            return dq, dk, dv
+
+        return None, *_Gradients.apply(compute, *ctx.saved_tensors, dout, dlse)
 
 
 class _DoubleAttention(torch.autograd.Function):
@@ -55,27 +67,22 @@ class _DoubleAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, q, k, v):
-        ctx.problem, ctx.options = reference_problem(call), dict(call.options)
+        options = dict(call.options)
+        ctx.settings = (reference_problem(call), options["mask"] == "causal")
+        ctx.threads = options["threads"]
         ctx.save_for_backward(q, k, v)
-        out, lse = _cpattn.reference_forward(
-            ctx.problem, ctx.options["mask"] == "causal", *_detached(q, k, v), ctx.options["threads"]
-        )
-        return torch.from_numpy(out), torch.from_numpy(lse)
+        tensors = (q.detach(), k.detach(), v.detach())
+        results = _cpattn.reference_forward(*ctx.settings, *tensors, ctx.threads)
+        return tuple(torch.from_numpy(result) for result in results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse):
-        gradients = _cpattn.reference_backward(
-            ctx.problem,
-            ctx.options["mask"] == "causal",
-            *_detached(*ctx.saved_tensors, dout.contiguous(), dlse.unsqueeze(2).contiguous()),
-            ctx.options["threads"],
-        )
-        return None, *(torch.from_numpy(gradient) for gradient in gradients)
+        def compute(*tensors):
+            results = _cpattn.reference_backward(*ctx.settings, *tensors, ctx.threads)
+            return tuple(torch.from_numpy(result) for result in results)
 
-
-def _detached(*tensors: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-    return tuple(tensor.detach() for tensor in tensors)
+        tensors = (*ctx.saved_tensors, dout.contiguous(), dlse.unsqueeze(2).contiguous())
+        return None, *_Gradients.apply(compute, *tensors)
 
 
 def _to_thd(tensor: torch.Tensor, qkv_format: str) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""Groups of ranks, what one rank refuses and all hear, and how jobs end."""
+
+import os
+import time
+import unittest
+
+from launch import outcome, run, run_together
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+GROUPS = os.path.join(FOLDER, "groups_program.py")
+
+
+class Groups(unittest.TestCase):
+    def check(self, case, ranks):
+        job = run(ranks, GROUPS, case)
+        self.assertEqual(job.returncode, 0, outcome(job))
+        self.assertEqual(sorted(job.stdout.split("\n"))[1:], [f"ok {r}" for r in range(ranks)])
+
+    def test_two_groups_at_once(self):
+        self.check("two_groups", 4)
+
+    def test_backwards_in_reverse(self):
+        self.check("backwards_in_reverse", 3)
+
+    def test_identity(self):
+        self.check("identity", 3)
+
+    def test_refusals(self):
+        self.check("refusals", 3)
+
+    def test_late_peer(self):
+        self.check("late_peer", 3)
+
+
+class Ends(unittest.TestCase):
+    def test_a_rank_that_raises_ends_the_job(self):
+        """Nobody waits in MPI_Finalize for a rank that will never come."""
+        program = "import cpattn; g = cpattn.world(); 1 / (g.rank - 1); g.all_gather(b'', 50.0)"
+        started = time.monotonic()
+        job = run(3, "-c", program)
+        self.assertNotEqual(job.returncode, 0)
+        self.assertIn("ZeroDivisionError", job.stderr)
+        self.assertLess(time.monotonic() - started, 30)
+
+    def test_two_jobs_at_once(self):
+        program = "import cpattn; print(cpattn.world())"
+        for job in run_together((2, ("-c", program)), (3, ("-c", program))):
+            self.assertEqual(job.returncode, 0, outcome(job))
+
+
+if __name__ == "__main__":
+    unittest.main()
