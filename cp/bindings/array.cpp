@@ -1,5 +1,6 @@
 #include "cp/bindings/array.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -132,9 +133,11 @@ void require_writable(const Array& array) {
   require(!array.is_read_only, array.name, ": read-only memory, expected an array to write to");
 }
 
-/// Dimensions of extent 1 may have any stride; the library wants 1 for the last one.
+/// A stride that leads nowhere, of a last dimension of extent 1 or of an array without elements, may
+/// be anything; the library wants 1.
 std::int64_t last_stride(const Array& array) {
-  return array.shape.back() <= 1 ? 1 : array.strides.back();
+  const bool is_empty = std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end();
+  return is_empty || array.shape.back() == 1 ? 1 : array.strides.back();
 }
 
 }  // namespace
