@@ -198,7 +198,7 @@ def reference_problem(call: Call) -> _cpattn.Problem:
 
 def agreed_plan(
     group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool
-) -> Optional[Plan]:
+) -> Plan:
     """The plan of a call, kept with its group. Collective.
 
     All ranks make a new one together, or use the one they have. A rank that refuses its arguments
@@ -206,6 +206,7 @@ def agreed_plan(
     """
     plans = group.__dict__.setdefault("_torch_plans", collections.OrderedDict())
     rows, is_new = _exchange(group, call, complaint, requires_grad, call not in plans)
+    assert call is not None, "a rank without a call has a complaint, and that was raised"
     if not is_new:
         plans.move_to_end(call)
         return plans[call]

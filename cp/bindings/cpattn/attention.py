@@ -20,10 +20,8 @@ from cpattn._cpattn import InvalidArgumentError
 from cpattn.groups import GroupLike, group_of
 
 
-def integers(name: str, value: Any) -> Optional[Tuple[int, ...]]:
+def integers(name: str, value: Any) -> Tuple[int, ...]:
     """A tuple of int from a sequence, an array or a tensor; nothing else is rounded to one."""
-    if value is None:
-        return None
     if isinstance(value, numpy.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(value.tolist())
     items = value.tolist() if hasattr(value, "tolist") else value

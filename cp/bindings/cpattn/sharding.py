@@ -3,7 +3,7 @@ positions for RoPE, lengths, targets, and the leaves that token sums are made of
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy
 
@@ -175,7 +175,10 @@ class OrderedSum:
         self, num_leaves: int, size: int, *, dtype: Any = "float32", group: GroupLike = None
     ):
         name = _cpattn.dtype_name(dtype)
-        kinds = {"float32": _cpattn.OrderedSumFloat32, "float64": _cpattn.OrderedSumFloat64}
+        kinds: Dict[str, Any] = {
+            "float32": _cpattn.OrderedSumFloat32,
+            "float64": _cpattn.OrderedSumFloat64,
+        }
         if name not in kinds:
             raise InvalidArgumentError(f"dtype: {name}, expected {' | '.join(kinds)}")
         self._size, self._dtype = size, name

@@ -68,21 +68,24 @@ class _DoubleAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v):
         options = dict(call.options)
-        ctx.settings = (reference_problem(call), options["mask"] == "causal")
+        ctx.problem, ctx.causal = reference_problem(call), options["mask"] == "causal"
         ctx.threads = options["threads"]
         ctx.save_for_backward(q, k, v)
-        tensors = (q.detach(), k.detach(), v.detach())
-        results = _cpattn.reference_forward(*ctx.settings, *tensors, ctx.threads)
+        results = _cpattn.reference_forward(
+            ctx.problem, ctx.causal, q.detach(), k.detach(), v.detach(), ctx.threads
+        )
         return tuple(torch.from_numpy(result) for result in results)
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        def compute(*tensors):
-            results = _cpattn.reference_backward(*ctx.settings, *tensors, ctx.threads)
+        def compute(q, k, v, dout, dlse):
+            results = _cpattn.reference_backward(
+                ctx.problem, ctx.causal, q, k, v, dout, dlse, ctx.threads
+            )
             return tuple(torch.from_numpy(result) for result in results)
 
-        tensors = (*ctx.saved_tensors, dout.contiguous(), dlse.unsqueeze(2).contiguous())
-        return None, *_Gradients.apply(compute, *tensors)
+        dout, dlse = dout.contiguous(), dlse.unsqueeze(2).contiguous()
+        return None, *_Gradients.apply(compute, *ctx.saved_tensors, dout, dlse)
 
 
 def _to_thd(tensor: torch.Tensor, qkv_format: str) -> torch.Tensor:
