@@ -133,8 +133,8 @@ void require_writable(const Array& array) {
   require(!array.is_read_only, array.name, ": read-only memory, expected an array to write to");
 }
 
-/// A stride that leads nowhere, of a last dimension of extent 1 or of an array without elements, may
-/// be anything; the library wants 1.
+/// A stride that leads nowhere, of a last dimension of extent 1 or of an array without elements,
+/// may be anything; the library wants 1.
 std::int64_t last_stride(const Array& array) {
   const bool is_empty = std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end();
   return is_empty || array.shape.back() == 1 ? 1 : array.strides.back();
