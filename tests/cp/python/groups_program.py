@@ -4,11 +4,12 @@ Every rank prints "ok" when the case came out right.
 """
 
 import sys
+import time
 
 import numpy
 import torch
 from mpi4py import MPI
-from parity_program import by_torch, digest
+from parity_program import CHUNK_TOKENS, CU_SEQLENS, by_torch, digest, problem
 
 import cpattn
 import cpattn.torch
@@ -17,8 +18,6 @@ WORLD = MPI.COMM_WORLD
 
 
 def deal_of(group):
-    from parity_program import CHUNK_TOKENS, CU_SEQLENS
-
     return cpattn.Sharding(cu_seqlens=CU_SEQLENS, group=group, chunk_tokens=CHUNK_TOKENS)
 
 
@@ -85,8 +84,8 @@ def refusals():
     group = cpattn.Group(WORLD)
     is_odd_one = group.rank == 1
     deal = deal_of(group)
-    q, k, v = (torch.from_numpy(deal.shard(x)) for x in __import__("parity_program").problem()[:3])
-    lengths = dict(cu_seqlens=(0, 37, 37, 180, 241, 300), chunk_tokens=16)
+    q, k, v = (torch.from_numpy(deal.shard(x)) for x in problem()[:3])
+    lengths = dict(cu_seqlens=CU_SEQLENS, chunk_tokens=16)
 
     def attend(*tensors, **keywords):
         return cpattn.torch.context_parallel_attention(*tensors, group=group, **keywords)
@@ -130,10 +129,100 @@ def refusals():
     plan.forward(q, k, v)
 
 
+def closed_forms():
+    """Public reports whose right answers are known in closed form, by their ids; one rank, two and
+    all. Answers have six digits behind the point; what f32 adds to that is less than as much."""
+    pair = WORLD.Split(WORLD.rank // 2, WORLD.rank)
+    for group in (cpattn.self_group(), cpattn.Group(pair), cpattn.Group(WORLD)):
+        for sharding in ("zigzag", "contiguous"):
+            deal = cpattn.Sharding(seq_len=8, group=group, sharding=sharding, chunk_tokens=1)
+            places = torch.arange(8.0)[:, None, None]
+
+            def attend(q, k, v, **keywords):
+                """Whole out, lse, dq, dk, dv of dout = 1."""
+                local = [deal.shard(x).requires_grad_() for x in (q, k, v)]
+                out, lse = cpattn.torch.context_parallel_attention(
+                    *local,
+                    group=group,
+                    sharding=sharding,
+                    chunk_tokens=1,
+                    softmax_scale=1.0,
+                    return_lse=True,
+                    **keywords,
+                )
+                out.sum().backward()
+                return [deal.unshard(x) for x in (out, lse, *(x.grad for x in local))]
+
+            def close(one, other):
+                torch.testing.assert_close(one.detach(), other, rtol=1e-6, atol=1e-6)
+
+            one, zero = torch.ones(8, 1, 1), torch.zeros(8, 1, 1)
+            # BC-046, BC-047: delta from the whole out, and every hop its own keys.
+            close(attend(zero, places, places, causal=False)[2], 5.25 * one)
+            close(attend(one, zero, places, causal=False)[3], places - 3.5)
+            # BC-023: dk, dv summed over the query heads of a group.
+            q, k, v = torch.ones(8, 8, 1), torch.zeros(8, 2, 1), places.expand(8, 2, 1).contiguous()
+            _, _, _, dk, dv = attend(q, k, v)
+            counts = 1 / torch.arange(1.0, 9.0)
+            means = torch.arange(8.0) / 2
+            right_dv = torch.stack([counts[j:].sum() for j in range(8)])
+            right_dk = torch.stack([(counts * (j - means))[j:].sum() for j in range(8)])
+            close(dv, 4 * right_dv[:, None, None].expand(8, 2, 1))
+            close(dk, 4 * right_dk[:, None, None].expand(8, 2, 1))
+            # BC-106: positions are the document's, on every rank.
+            angles = torch.from_numpy(deal.positions()).float()
+            turned = torch.stack((angles.cos(), angles.sin()), 1)[:, None]
+            out, lse = cpattn.torch.context_parallel_attention(
+                turned,
+                turned,
+                deal.shard(places),
+                group=group,
+                sharding=sharding,
+                chunk_tokens=1,
+                softmax_scale=1.0,
+                return_lse=True,
+            )
+            right = "1 1.489484 1.628140 1.698542 1.789443 1.989804 2.295182 2.489191"
+            close(deal.unshard(lse)[:, 0], torch.tensor([float(x) for x in right.split()]))
+            close(deal.unshard(out)[7, 0, 0], torch.tensor(3.397075))
+
+
+def idle_ranks():
+    """Fewer chunks than ranks: a rank without rows takes part all the same."""
+    bits = set()
+    for group in (cpattn.self_group(), cpattn.Group(WORLD)):
+        deal = cpattn.Sharding(seq_len=5, group=group, chunk_tokens=8)
+        torch.manual_seed(2)
+        local = [deal.shard(torch.randn(5, 2, 8)).requires_grad_() for _ in range(3)]
+        out = cpattn.torch.context_parallel_attention(*local, group=group, chunk_tokens=8)
+        out.sum().backward()
+        bits.add(
+            digest([deal.unshard(x).detach().numpy() for x in (out, *(x.grad for x in local))])
+        )
+    assert len(bits) == 1
+
+
+def dual_chunk():
+    """The layout of trainers that shard by themselves: rank r has parts r and 2P-1-r of 2P."""
+    group = cpattn.Group(WORLD)
+    tokens = 8 * group.size
+    deal = cpattn.Sharding(seq_len=tokens, group=group, sharding="dual_chunk", chunk_tokens=4)
+    parts = numpy.arange(tokens).reshape(2 * group.size, 4)
+    mine = numpy.concatenate((parts[group.rank], parts[2 * group.size - 1 - group.rank]))
+    numpy.testing.assert_array_equal(deal.index(), mine)
+    torch.manual_seed(3)
+    whole = [torch.randn(tokens, 2, 8) for _ in range(3)]
+    out = cpattn.torch.context_parallel_attention(
+        *(deal.shard(x) for x in whole), group=group, sharding="dual_chunk", chunk_tokens=4
+    )
+    alone = cpattn.torch.context_parallel_attention(
+        *whole, group=cpattn.self_group(), chunk_tokens=4
+    )
+    assert torch.equal(deal.unshard(out), alone)
+
+
 def late_peer():
     """A rank that stays away is a CommError for the others, at the deadline that was asked for."""
-    import time
-
     group = cpattn.Group(WORLD)
     part = WORLD.Split(0, WORLD.rank)
     deal = cpattn.Sharding(seq_len=64, group=group, chunk_tokens=8)
@@ -154,6 +243,6 @@ def late_peer():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    numpy.random.seed(0)
-    globals()[sys.argv[1]]()
+    for case in sys.argv[1:]:
+        globals()[case]()
     sys.stdout.write(f"ok {WORLD.rank}\n")

@@ -11,25 +11,22 @@ GROUPS = os.path.join(FOLDER, "groups_program.py")
 
 
 class Groups(unittest.TestCase):
-    def check(self, case, ranks):
-        job = run(ranks, GROUPS, case)
+    def check(self, ranks, *cases):
+        job = run(ranks, GROUPS, *cases)
         self.assertEqual(job.returncode, 0, outcome(job))
         self.assertEqual(sorted(job.stdout.split("\n"))[1:], [f"ok {r}" for r in range(ranks)])
 
-    def test_two_groups_at_once(self):
-        self.check("two_groups", 4)
-
-    def test_backwards_in_reverse(self):
-        self.check("backwards_in_reverse", 3)
-
-    def test_identity(self):
-        self.check("identity", 3)
+    def test_several_groups(self):
+        self.check(4, "two_groups", "backwards_in_reverse", "identity")
 
     def test_refusals(self):
-        self.check("refusals", 3)
+        self.check(3, "refusals")
+
+    def test_small_problems(self):
+        self.check(4, "closed_forms", "idle_ranks", "dual_chunk")
 
     def test_late_peer(self):
-        self.check("late_peer", 3)
+        self.check(3, "late_peer")
 
 
 class Ends(unittest.TestCase):

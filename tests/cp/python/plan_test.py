@@ -1,5 +1,6 @@
 """Forward and backward on numpy arrays: accuracy, strides, no copies, refusals. One rank."""
 
+import threading
 import unittest
 
 import expected
@@ -227,6 +228,53 @@ class Refusals(unittest.TestCase):
         with self.assertRaises(cpattn.UnsupportedError) as caught:
             cpattn.Attention(cpattn.self_group(), isa="neon")
         self.assertIsInstance(caught.exception, NotImplementedError)
+
+
+class OnADevice:
+    """What a tensor on another device answers when it is asked for its memory."""
+
+    dtype = "float32"
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __dlpack_device__(self):
+        return self.kind, 1
+
+    def __dlpack__(self):
+        raise AssertionError("asked for memory that the CPU cannot read")
+
+
+class Devices(unittest.TestCase):
+    def test_only_the_cpu(self):
+        q, k, v, _, _ = inputs(20)
+        plan = plan_of(q, k, v)
+        for kind, name in ((2, "cuda:1"), (10, "rocm:1"), (77, "of DLPack type 77:1")):
+            with self.assertRaisesRegex(ValueError, f"q: device {name}, expected cpu"):
+                plan.forward(OnADevice(kind), k, v)
+
+
+class Threads(unittest.TestCase):
+    def test_a_second_thread_is_refused(self):
+        """Two calls of one group must not interleave; the first is not disturbed."""
+        q, k, v, _, _ = inputs(1500, dim=64)
+        long_plan, short_plan = plan_of(q, k, v), plan_of(q[:4], k[:4], v[:4])
+        right, _ = long_plan.forward(q, k, v)
+        for _ in range(100):  # the second thread may come too late, or too early, but not always
+            results = []
+            other = threading.Thread(target=lambda: results.append(long_plan.forward(q, k, v)[0]))
+            other.start()
+            text = ""
+            while other.is_alive() and not text:
+                try:
+                    short_plan.forward(q[:4], k[:4], v[:4])
+                except cpattn.InvalidArgumentError as error:
+                    text = str(error)
+            other.join()
+            if results and text:
+                break
+        numpy.testing.assert_array_equal(results[0], right)
+        self.assertIn("in use by another thread", text)
 
 
 class Explain(unittest.TestCase):

@@ -186,6 +186,24 @@ class Layouts(unittest.TestCase):
             self.assertTrue(torch.equal(named, attend(q, k, v, causal=causal)), mask)
 
 
+class Arrays(unittest.TestCase):
+    def test_a_plan_reads_and_writes_tensors_in_place(self):
+        """Through DLPack, bfloat16 as well, which numpy lacks."""
+        q, k, v = (x.detach() for x in inputs(40, dtype=torch.bfloat16))
+        plan = cpattn.Attention(cpattn.self_group(), chunk_tokens=16).plan(
+            seq_len=40, num_heads=4, num_kv_heads=2, head_dim=24, dtype=q.dtype
+        )
+        out, lse = torch.full_like(q, 7.0), torch.full((40, 4), 7.0)
+        self.assertIs(plan.forward(q, k, v, out=out, lse=lse)[0], out)
+        same = attend(q, k, v, return_lse=True)
+        self.assertTrue(torch.equal(out, same[0]) and torch.equal(lse, same[1]))
+        v.mul_(2)  # exact
+        plan.forward(q, k, v, out=out, lse=lse)
+        self.assertTrue(torch.equal(out, 2 * same[0]))
+        with self.assertRaisesRegex(ValueError, "q: .*requires? grad"):
+            plan.forward(q.clone().requires_grad_(), k, v, out=out, lse=lse)
+
+
 class Refusals(unittest.TestCase):
     def test_arguments(self):
         q, k, v = (x.detach() for x in inputs(20))
