@@ -25,7 +25,7 @@ struct TransferOptions {
   Seconds timeout{60.0};  ///< per transfer, counted from wait(), so that compute takes its time
   bool verify_checksum = false;  ///< 64-bit checksum of every payload, checked on arrival
   std::uint64_t delay_seed =
-      0;  ///< not 0: delay each transfer by a pseudo-random 0..2 ms per (seed, rank, step), in tests
+      0;  ///< not 0: delay each transfer by a pseudo-random 0..2 ms per (seed, rank, step); tests
 };
 
 struct TransferStats {

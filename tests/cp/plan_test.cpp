@@ -143,6 +143,22 @@ TEST(Plan, TheGuaranteeIsStated) {
             "bitwise across CP sizes");
 }
 
+TEST(Plan, ForeignShardsGetTheGuaranteeTheirBordersAllow) {
+  Problem problem = small_problem();
+  problem.batch = pack({64, 0, 96});
+  CpConfig config = small_config();
+  config.sharding = ShardingKind::dual_chunk;
+  const auto guarantee = [&](int world_size) {
+    return Plan(problem, config, default_kernels(), 0, world_size).guarantee();
+  };
+  EXPECT_EQ(guarantee(1), kBitwise);
+  EXPECT_EQ(guarantee(2), kBitwise);  // parts of 16 and 24 tokens, chunks of 8
+  EXPECT_EQ(guarantee(4),             // parts of 8 and 12
+            "bitwise for CP size 4 only: shard borders do not meet chunk borders (document 2: "
+            "parts of 12 tokens, chunk_tokens 8)");
+  EXPECT_NAMES(refusal(problem, config, 0, 3), "document 0: 64 query and 64 key tokens");
+}
+
 TEST(Plan, MemoryIsLinearInTheShard) {
   for (const ScheduleKind schedule : {ScheduleKind::canonical, ScheduleKind::arrival})
     for (const int world_size : {1, 2, 4}) {

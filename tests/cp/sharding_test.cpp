@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/error.h"
 #include "tests/support/batches.h"
 
 namespace cpattn::testing {
@@ -218,6 +219,94 @@ TEST(Sharding, CausalZigzagIsBalancedFromSixtyFourChunksOn) {
                           config_of(ShardingKind::zigzag, MaskKind::causal, 8), world_size);
         EXPECT_LE(sharding.imbalance(), 1.05) << tokens << " tokens, P = " << world_size;
       }
+}
+
+/// The rows rank `rank` of a trainer that splits every document into 2P parts has, in its order.
+std::vector<std::int64_t> dual_chunk_rows(const std::vector<Side>& sides, int rank,
+                                          int world_size) {
+  std::vector<std::int64_t> rows;
+  for (const Side& side : sides) {
+    const std::int64_t part = side.tokens / (2 * world_size);
+    for (const std::int64_t p : {rank, 2 * world_size - 1 - rank})
+      for (std::int64_t i = p * part; i < (p + 1) * part; ++i) rows.push_back(side.begin + i);
+  }
+  return rows;
+}
+
+TEST(DualChunk, EveryRankHasTheRowsATrainerGivesIt) {
+  const SequenceBatch batch =
+      pack({24, 0, 48, 72}, {48, 24, 48, 0});  // multiples of 2P for P = 1, 2, 3, 4
+  std::vector<Side> q, kv;
+  for (const Document& document : batch.documents) {
+    q.push_back({document.q_begin, document.q_tokens});
+    kv.push_back({document.kv_begin, document.kv_tokens});
+  }
+  for (const MaskKind mask : kMasks)
+    for (const std::int64_t chunk_tokens : {1, 2, 4, 5, 7, 512})
+      for (const int world_size : {1, 2, 3, 4}) {
+        const CpConfig config = config_of(ShardingKind::dual_chunk, mask, chunk_tokens);
+        SCOPED_TRACE(describe(config, world_size));
+        const Sharding sharding = make_sharding(batch, config, world_size);
+        std::int64_t pairs = 0;
+        for (int rank = 0; rank < world_size; ++rank) {
+          const Shard& shard = sharding.shards[static_cast<std::size_t>(rank)];
+          ASSERT_EQ(global_rows(shard.q), dual_chunk_rows(q, rank, world_size));
+          ASSERT_EQ(global_rows(shard.kv), dual_chunk_rows(kv, rank, world_size));
+          ASSERT_EQ(shard.q_rows, 144 / world_size);
+          for (const OwnedChunk& chunk : shard.q) ASSERT_LE(chunk.num_tokens, chunk_tokens);
+          pairs += shard.visible_pairs;
+        }
+        ASSERT_EQ(pairs, total_pairs(batch, mask));
+      }
+}
+
+TEST(DualChunk, ChunksAreThoseOfTheDocumentWhereItsPartsAllowIt) {
+  // Parts of 48 / 6 = 8 tokens: chunks of 4 meet their borders, chunks of 5 do not.
+  const SequenceBatch batch = batch_of_one(48, 48);
+  for (const std::int64_t chunk_tokens : {1, 2, 4, 8}) {
+    const CpConfig config = config_of(ShardingKind::dual_chunk, MaskKind::causal, chunk_tokens);
+    EXPECT_FALSE(chunk_grid(48, config, 3).is_fragmented());
+    ASSERT_NO_FATAL_FAILURE(check_sharding(batch, config, 3));
+  }
+  const CpConfig config = config_of(ShardingKind::dual_chunk, MaskKind::causal, 5);
+  EXPECT_TRUE(chunk_grid(48, config, 3).is_fragmented());
+  const Sharding sharding = make_sharding(batch, config, 3);
+  std::vector<std::int64_t> firsts;
+  for (const OwnedChunk& chunk : sharding.shards[1].q) firsts.push_back(chunk.first);
+  EXPECT_EQ(firsts, (std::vector<std::int64_t>{8, 13, 32, 37}));
+  EXPECT_FALSE(chunk_grid(48, config, 1).is_fragmented()) << "one rank cuts no document";
+}
+
+TEST(DualChunk, LengthsThatCannotBeDividedAreNamed) {
+  const CpConfig config = config_of(ShardingKind::dual_chunk, MaskKind::causal, 8);
+  const SequenceBatch batch = pack({48, 50, 24}, {48, 48, 27});
+  std::string text;
+  try {
+    make_sharding(batch, config, 2);
+  } catch (const InvalidArgument& error) {
+    text = error.what();
+  }
+  EXPECT_EQ(text,
+            "sharding dual_chunk: document 1: 50 query and 48 key tokens; document 2: 24 query and "
+            "27 key tokens; expected multiples of 2 * 2 ranks = 4");
+  EXPECT_NO_THROW(make_sharding(batch, config, 1));
+}
+
+TEST(ChunkGrid, PlacesAndChunksAreInverse) {
+  for (const std::int64_t parts : {1, 4, 6})
+    for (const std::int64_t part : {1, 5, 8, 12})
+      for (const std::int64_t chunk_tokens : {1, 3, 4, 8, 100}) {
+        const ChunkGrid grid{parts * part, chunk_tokens, part};
+        std::int64_t next = 0;
+        for (std::int64_t chunk = 0; chunk < grid.num_chunks(); ++chunk) {
+          ASSERT_EQ(grid.begin(chunk), next);
+          ASSERT_GT(grid.end(chunk), next);
+          ASSERT_LE(grid.end(chunk) - next, chunk_tokens);
+          for (; next < grid.end(chunk); ++next) ASSERT_EQ(grid.chunk_at(next), chunk);
+        }
+        ASSERT_EQ(next, grid.tokens);
+      }
+  EXPECT_EQ((ChunkGrid{0, 8, 0}.num_chunks()), 0);
 }
 
 TEST(Sharding, ImbalanceIsTheBusiestOverTheMean) {
