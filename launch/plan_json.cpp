@@ -31,17 +31,54 @@ Json memory_json(const RankSummary& rank) {
           {"bytes_per_token", rank.bytes_per_token()}};
 }
 
+Json backward_json(const BackwardSummary& backward) {
+  const GradientMemory& memory = backward.memory;
+  return {{"tasks", backward.num_tasks},
+          {"sums", backward.num_sums},
+          {"pieces_sent", backward.num_pieces},
+          {"bytes_on_wire", backward.bytes_on_wire},
+          {"memory",
+           {{"ring_slots", memory.ring_slots},
+            {"queries", memory.queries},
+            {"carried_dq", memory.carried_dq},
+            {"carried_dkv", memory.carried_dkv},
+            {"work_dkv", memory.work_dkv},
+            {"messages", memory.messages},
+            {"workspace", memory.workspace},
+            {"total", memory.total()}}}};
+}
+
+Json backward_step_json(const BackwardStepSummary& step, std::size_t index) {
+  Json json{{"step", index}, {"kv_owner", step.kv_owner}};
+  json["pieces_from"] = step.pieces_from >= 0 ? Json(step.pieces_from) : Json(nullptr);
+  json["pieces_sent"] = step.num_sent;
+  json["bytes_sent"] = step.bytes_out;
+  json["pieces_received"] = step.num_received;
+  json["bytes_received"] = step.bytes_in;
+  json["chunks"] = Json::array();
+  for (const KvSummary& chunk : step.chunks) {
+    Json pieces = Json::array();
+    for (const SumRange& piece : chunk.pieces)
+      pieces.push_back(Json::array({piece.first, piece.last}));
+    json["chunks"].push_back({{"kv", chunk.kv}, {"q", chunk.q}, {"pieces", pieces}});
+  }
+  json["finished"] = step.finished;
+  return json;
+}
+
 Json rank_json(const RankSummary& rank) {
-  return {{"rank", rank.rank},
-          {"q_tokens", rank.q_tokens},
-          {"kv_tokens", rank.kv_tokens},
-          {"q_chunks", chunks_json(rank.q)},
-          {"kv_chunks", chunks_json(rank.kv)},
-          {"visible_pairs", rank.visible_pairs},
-          {"blocks", rank.num_blocks},
-          {"merges", rank.num_merges},
-          {"bytes_on_wire", rank.bytes_on_wire},
-          {"memory", memory_json(rank)}};
+  Json json{{"rank", rank.rank},
+            {"q_tokens", rank.q_tokens},
+            {"kv_tokens", rank.kv_tokens},
+            {"q_chunks", chunks_json(rank.q)},
+            {"kv_chunks", chunks_json(rank.kv)},
+            {"visible_pairs", rank.visible_pairs},
+            {"blocks", rank.num_blocks},
+            {"merges", rank.num_merges},
+            {"bytes_on_wire", rank.bytes_on_wire},
+            {"memory", memory_json(rank)}};
+  if (rank.backward) json["backward"] = backward_json(*rank.backward);
+  return json;
 }
 
 Json block_json(const Plan& plan, const Shard& kv_shard, const StateOp& op, const char* name) {
@@ -129,12 +166,17 @@ Json summary_json(const PlanSummary& summary) {
             {"agreement", agreement_json(summary.agreement_lines)}};
   json["ranks"] = Json::array();
   for (const RankSummary& rank : summary.ranks) json["ranks"].push_back(rank_json(rank));
-  for (const Plan& plan : summary.detailed) {
+  for (std::size_t p = 0; p < summary.detailed.size(); ++p) {
+    const Plan& plan = summary.detailed[p];
     Json steps = Json::array();
     for (std::size_t i = 0; i < plan.schedule().steps.size(); ++i) {
       steps.push_back(step_json(plan, i));
     }
-    json["ranks"][static_cast<std::size_t>(plan.rank())]["steps"] = steps;
+    Json& rank = json["ranks"][static_cast<std::size_t>(plan.rank())];
+    rank["steps"] = steps;
+    const std::vector<BackwardStepSummary>& backward = summary.detailed_backward[p];
+    for (std::size_t i = 0; i < backward.size(); ++i)
+      rank["backward"]["steps"].push_back(backward_step_json(backward[i], i));
   }
   return json;
 }

@@ -52,6 +52,9 @@ PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
   for (int r = 0; r < world_size; ++r) {
     Plan plan(problem, config, kernels, r, world_size);
     summary.ranks.push_back(summarize_rank(plan));
+    std::optional<GradientPlan> gradient;
+    if (kernels.gradient.backward != nullptr) gradient.emplace(plan);
+    if (gradient) summary.ranks.back().backward = summarize_backward(*gradient);
     num_ops += static_cast<std::int64_t>(plan.schedule().ops.size());
     if (r == 0) {
       summary.num_threads = plan.num_threads();
@@ -60,8 +63,14 @@ PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
       summary.imbalance = plan.sharding().imbalance();
     }
     const bool is_readable = !rank && num_ops <= kReadableOps;
-    if (!rank && !is_readable) summary.detailed.clear();
-    if (is_readable || rank == r) summary.detailed.push_back(std::move(plan));
+    if (!rank && !is_readable) {
+      summary.detailed.clear();
+      summary.detailed_backward.clear();
+    }
+    if (!is_readable && rank != r) continue;
+    summary.detailed_backward.emplace_back();
+    if (gradient) summary.detailed_backward.back() = summarize_backward_steps(plan, *gradient);
+    summary.detailed.push_back(std::move(plan));
   }
   return summary;
 }

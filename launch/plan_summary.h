@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cp/plan.h"
+#include "launch/plan_backward.h"
 #include "launch/run_config.h"
 
 namespace cpattn {
@@ -23,6 +24,7 @@ struct RankSummary {
   std::int64_t num_merges = 0;
   std::size_t bytes_on_wire = 0;
   MemoryPlan memory;
+  std::optional<BackwardSummary> backward;  ///< none when the kernels have no backward
 
   std::int64_t num_tokens() const { return q_tokens > kv_tokens ? q_tokens : kv_tokens; }
   /// Peak memory over the tokens of the shard; 0 for a rank without tokens.
@@ -43,6 +45,7 @@ struct PlanSummary {
   std::vector<RankSummary> ranks;
   std::optional<int> wanted_rank;  ///< the rank asked for; it may be beyond this size
   std::vector<Plan> detailed;      ///< plans whose steps are shown in full
+  std::vector<std::vector<BackwardStepSummary>> detailed_backward;  ///< of the same plans
 };
 
 /// Plans every rank; keeps the whole plan of `rank`, or of all ranks when none is asked for and

@@ -118,6 +118,32 @@ std::string load(const PlanSummary& summary) {
   return text;
 }
 
+/// The backward by rank; nothing when the kernels have none.
+std::string backward_load(const PlanSummary& summary) {
+  if (!summary.ranks.front().backward) return "";
+  std::string text =
+      "\nrank  backward: tasks    sums  pieces sent       sends        memory  bytes/token\n";
+  const RankSummary* largest = &summary.ranks.front();
+  for (const RankSummary& rank : summary.ranks) {
+    const BackwardSummary& backward = *rank.backward;
+    const std::size_t bytes = backward.memory.total();
+    const double tokens = static_cast<double>(std::max<std::int64_t>(rank.num_tokens(), 1));
+    text += fmt::format("{:>4}  {:>15}  {:>6}  {:>11}  {:>10}  {:>12}  {:>11.1f}\n", rank.rank,
+                        backward.num_tasks, backward.num_sums, backward.num_pieces,
+                        bytes_text(backward.bytes_on_wire), bytes_text(bytes),
+                        static_cast<double>(bytes) / tokens);
+    if (bytes > largest->backward->memory.total()) largest = &rank;
+  }
+  const GradientMemory& memory = largest->backward->memory;
+  text += fmt::format(
+      "memory   largest on rank {}: ring slots {}, packed queries {}, carried dq {}, carried dk dv "
+      "{}, dk dv in a step {}, messages {}, workspace {}\n",
+      largest->rank, bytes_text(memory.ring_slots), bytes_text(memory.queries),
+      bytes_text(memory.carried_dq), bytes_text(memory.carried_dkv), bytes_text(memory.work_dkv),
+      bytes_text(memory.messages), bytes_text(memory.workspace));
+  return text;
+}
+
 std::string mask_text(const BlockMask& mask) {
   if (mask.kind == MaskKind::full) return "full";
   return fmt::format("causal{:+}", mask.first_row_limit);
@@ -176,30 +202,57 @@ std::string step_text(const Plan& plan, std::size_t index, Covers& covers) {
   return text;
 }
 
+std::string count_text(std::int64_t pieces) {
+  return pieces == 1 ? "1 piece" : fmt::format("{} pieces", pieces);
+}
+
+std::string backward_step_text(const BackwardStepSummary& step, std::size_t index) {
+  std::string text = fmt::format("  backward step {}: kv of rank {}", index, step.kv_owner);
+  if (step.pieces_from >= 0) {
+    text += fmt::format("; sends it {} ({}), receives {} from rank {} ({})",
+                        count_text(step.num_sent), bytes_text(step.bytes_out),
+                        count_text(step.num_received), step.pieces_from, bytes_text(step.bytes_in));
+  }
+  text += "\n";
+  for (const KvSummary& chunk : step.chunks) {
+    text += fmt::format("    kv {}: q {} ->", chunk.kv, fmt::join(chunk.q, ", "));
+    for (const SumRange& piece : chunk.pieces) text += " " + range_text(piece);
+    text += "\n";
+  }
+  if (!step.finished.empty())
+    text += fmt::format("    dk, dv whole: {}\n", fmt::join(step.finished, ", "));
+  return text;
+}
+
 constexpr std::string_view kLegend =
     "\nsteps    s: state carried between steps, t: state inside a step; 's = c4 full': the state "
     "of "
     "kv chunk 4;\n"
     "         causal+n: row i sees the first i + n keys of the chunk; 'a * b [i-k]': merge of "
     "neighbours,\n"
-    "         the tree node over kv chunks i to k\n";
+    "         the tree node over kv chunks i to k; backward 'q c3, c4 -> [3-4]': what these q "
+    "chunks add\n"
+    "         to dk, dv of a kv chunk, as sums over q chunks [i-k]: pieces that go to its owner\n";
 
 }  // namespace
 
 std::string plan_text(const PlanSummary& summary) {
-  std::string text = head(summary) + ownership(summary) + load(summary);
+  std::string text = head(summary) + ownership(summary) + load(summary) + backward_load(summary);
   if (summary.detailed.empty()) {
     return text + (summary.wanted_rank
                        ? fmt::format("steps    there is no rank {} here\n", *summary.wanted_rank)
                        : "steps    too many to print; --rank R prints those of rank R\n");
   }
   text += kLegend;
-  for (const Plan& plan : summary.detailed) {
+  for (std::size_t p = 0; p < summary.detailed.size(); ++p) {
+    const Plan& plan = summary.detailed[p];
     text += fmt::format("rank {}\n", plan.rank());
     Covers covers;
     for (std::size_t i = 0; i < plan.schedule().steps.size(); ++i) {
       text += step_text(plan, i, covers);
     }
+    const std::vector<BackwardStepSummary>& backward = summary.detailed_backward[p];
+    for (std::size_t i = 0; i < backward.size(); ++i) text += backward_step_text(backward[i], i);
   }
   return text;
 }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -63,15 +64,36 @@ KernelTable golden_kernels() {
            sizeof(float);
   };
   table.workspace_bytes = [](const KernelProblem&, const StepLimits&) { return std::size_t{4096}; };
+  table.gradient.packed_kv_bytes = table.packed_kv_bytes;
+  table.gradient.packed_query_bytes = [](const KernelProblem& problem, std::int64_t num_rows) {
+    const AttentionShape& shape = problem.shape;
+    return static_cast<std::size_t>(num_rows * shape.num_heads *
+                                    (shape.head_dim + shape.value_dim + 2)) *
+           sizeof(float);
+  };
+  table.gradient.dq_slot_bytes = [](const KernelProblem& problem) {
+    const AttentionShape& shape = problem.shape;
+    return static_cast<std::size_t>(problem.max_chunk_rows * shape.num_heads * shape.head_dim) *
+           sizeof(float);
+  };
+  table.gradient.dkv_slot_bytes = [](const KernelProblem& problem, std::int64_t num_keys) {
+    const AttentionShape& shape = problem.shape;
+    return static_cast<std::size_t>(num_keys * shape.num_kv_heads *
+                                    (shape.head_dim + shape.value_dim)) *
+           sizeof(float);
+  };
+  table.gradient.workspace_bytes = [](const KernelProblem&, const GradientLimits&) {
+    return std::size_t{8192};
+  };
   return table;
 }
 
-PlanSummary golden_summary(const KernelTable& kernels) {
+PlanSummary golden_summary(const KernelTable& kernels, std::optional<int> rank) {
   const RunConfig config = small_case();
   const LaneConfig lane = lanes_of(config).front();
   const auto input = std::move(open_inputs(config).front());
   return summarize_plan(problem_of(config, lane, input->info()), cp_config_of(config, lane),
-                        kernels, input->info().name, 3, std::nullopt);
+                        kernels, input->info().name, 3, rank);
 }
 
 /// Compares by lines, so that a failure shows the first difference and not two whole files.
@@ -97,13 +119,14 @@ void expect_golden(const std::string& text, const std::string& name) {
 TEST(PlanCommand, GoldenText) {
   const KernelTable kernels = golden_kernels();
 
-  expect_golden(plan_text(golden_summary(kernels)), "plan_zigzag_causal_cp3.txt");
+  expect_golden(plan_text(golden_summary(kernels, std::nullopt)), "plan_zigzag_causal_cp3.txt");
 }
 
 TEST(PlanCommand, GoldenJson) {
   const KernelTable kernels = golden_kernels();
 
-  expect_golden(plan_json(std::vector{golden_summary(kernels)}), "plan_zigzag_causal_cp3.json");
+  // The steps of one rank are enough to fix the form.
+  expect_golden(plan_json(std::vector{golden_summary(kernels, 1)}), "plan_zigzag_causal_cp3.json");
 }
 
 TEST(PlanCommand, PrintsTheSummaryOfEveryLaneAndSize) {
@@ -155,6 +178,44 @@ TEST(PlanCommand, EveryVisibleChunkPairIsPlannedOnceAndSendsMatchReceives) {
     EXPECT_EQ(pairs.size(), is_causal ? 15u : 25u);
     EXPECT_EQ(visible_pairs, is_causal ? 40 * 41 / 2 : 40 * 40);
     EXPECT_EQ(sends, receives);
+  }
+}
+
+TEST(PlanCommand, PiecesThatAreSentAreReceivedAndEveryGradientIsFinishedOnce) {
+  RunConfig config = small_case();
+  config.cp = {1, 2, 3, 4, 7};
+  config.mask = {MaskKind::full, MaskKind::causal};
+  config.sharding = {ShardingKind::contiguous, ShardingKind::zigzag};
+  config.schedule = {ScheduleKind::canonical, ScheduleKind::arrival};
+
+  const auto json = nlohmann::json::parse(printed(config, {{"json", ""}}));
+
+  ASSERT_EQ(json["plans"].size(), 40u);
+  for (const auto& plan : json["plans"]) {
+    std::multiset<std::string> sent, received, finished, met;
+    for (const auto& rank : plan["ranks"]) {
+      std::int64_t pieces = 0;
+      for (const auto& step : rank["backward"]["steps"]) {
+        for (const auto& chunk : step["finished"]) finished.insert(chunk.get<std::string>());
+        for (const auto& chunk : step["chunks"])
+          for (const auto& q : chunk["q"])
+            met.insert(q.get<std::string>() + " x " + chunk["kv"].get<std::string>());
+        if (step["pieces_from"].is_null()) continue;
+        const auto transfer = [&](int from, int to, const char* count, const char* bytes) {
+          return std::to_string(from) + ">" + std::to_string(to) + " " + step[count].dump() + " " +
+                 step[bytes].dump();
+        };
+        const int me = rank["rank"];
+        sent.insert(transfer(me, step["kv_owner"], "pieces_sent", "bytes_sent"));
+        received.insert(transfer(step["pieces_from"], me, "pieces_received", "bytes_received"));
+        pieces += step["pieces_sent"].get<std::int64_t>();
+      }
+      EXPECT_EQ(rank["backward"]["pieces_sent"], pieces);
+    }
+    EXPECT_EQ(sent, received);
+    EXPECT_EQ(finished, (std::multiset<std::string>{"c0", "c1", "c2", "c3", "c4"}));
+    EXPECT_EQ(met.size(), plan["mask"] == "causal" ? 15u : 25u);
+    EXPECT_EQ(std::set(met.begin(), met.end()).size(), met.size());
   }
 }
 
