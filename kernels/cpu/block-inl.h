@@ -66,6 +66,27 @@ CP_INLINE void score_rows(const float* q, const float* k, std::int64_t steps, st
   }
 }
 
+/// One panel of keys. Limits do not decrease with the row, so it is the first vectors of rows that
+/// may see none of it: their scores are -inf without being computed.
+template <Engine E, int NQ, bool Masked>
+CP_INLINE void score_panel(const float* q, const float* k, std::int64_t steps, float* scores,
+                           const F* limit, float first_key, F* row_max) {
+  if constexpr (Masked && NQ > 1) {
+    if (limit[0][kLanes - 1] <= first_key) {
+      for (int i = 0; i < kPanel; ++i) store(scores + i * kLd, broadcast(kEmptyMax));
+      score_panel<E, NQ - 1, Masked>(q + kLanes, k, steps, scores + kLanes, limit + 1, first_key,
+                                     row_max + 1);
+      return;
+    }
+  }
+#pragma GCC unroll 2
+  for (int part = 0; part < kPanel; part += kRegisterRows) {
+    score_rows<E, NQ, kRegisterRows, Masked>(q, k + part, steps, kKeyTile * steps,
+                                             scores + part * kLd, limit,
+                                             first_key + static_cast<float>(part), row_max);
+  }
+}
+
 /// Whole panels: `num_keys` is rounded up to a panel, and the surplus is beyond every limit.
 template <Engine E, int NQ, bool Masked>
 __attribute__((noinline)) void score_keys(const float* q, const float* k, std::int64_t steps,
@@ -75,12 +96,8 @@ __attribute__((noinline)) void score_keys(const float* q, const float* k, std::i
 #pragma GCC unroll 3
   for (int j = 0; j < NQ; ++j) best[j] = row_max[j];
   for (std::int64_t key = 0; key < num_keys; key += kPanel) {
-#pragma GCC unroll 2
-    for (int part = 0; part < kPanel; part += kRegisterRows) {
-      score_rows<E, NQ, kRegisterRows, Masked>(q, k + key * steps + part, steps, kKeyTile * steps,
-                                               scores + (key + part) * kLd, limit,
-                                               first_key + static_cast<float>(key + part), best);
-    }
+    score_panel<E, NQ, Masked>(q, k + key * steps, steps, scores + key * kLd, limit,
+                               first_key + static_cast<float>(key), best);
   }
 #pragma GCC unroll 3
   for (int j = 0; j < NQ; ++j) row_max[j] = best[j];
@@ -135,11 +152,35 @@ __attribute__((noinline)) void weigh_keys(float* scores, std::int64_t num_keys, 
   for (int j = 0; j < NQ; ++j) l[j] = sum[j];
 }
 
-/// o[d][..] = o[d][..] * alpha + sum over `num_rows` weight rows of weight * V, for `Rows`
-/// neighbouring channels of one V panel. The sum of a tile starts from 0: small terms meet a small
-/// sum, not what all earlier keys have added up to. `ahead` as in score_rows.
+/// Vectors [First, NQ) of the sums of add_channels: weight rows from `row` on to the end of vector
+/// First, then without it.
+template <Engine E, int NQ, int Rows, int First>
+CP_INLINE void multiply_rows(const float* weights, const float* v, std::int64_t row,
+                             const std::int64_t* ends, std::int64_t ahead, F (&sum)[Rows][NQ]) {
+#pragma GCC unroll 4
+  for (; row < ends[First]; ++row) {
+    __builtin_prefetch(v + ahead + row * kPanel, 0, 2);
+    F weight[NQ];
+#pragma GCC unroll 3
+    for (int j = First; j < NQ; ++j) weight[j] = load(weights + row * kLd + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const F value = broadcast(v[row * kPanel + i]);
+#pragma GCC unroll 3
+      for (int j = First; j < NQ; ++j) sum[i][j] = mac<E>(weight[j], value, sum[i][j]);
+    }
+  }
+  if constexpr (First + 1 < NQ) {
+    multiply_rows<E, NQ, Rows, First + 1>(weights, v, row, ends, ahead, sum);
+  }
+}
+
+/// o[d][..] = o[d][..] * alpha + sum over weight rows of weight * V, for `Rows` neighbouring
+/// channels of one V panel; vector j has its last weight that is not 0 before row ends[j], and ends
+/// do not decrease. The sum of a tile starts from 0: small terms meet a small sum, not what all
+/// earlier keys have added up to. `ahead` as in score_rows.
 template <Engine E, int NQ, int Rows>
-CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t num_rows,
+CP_INLINE void add_channels(const float* weights, const float* v, const std::int64_t* ends,
                             std::int64_t ahead, const F* alpha, bool is_first, float* o) {
   F sum[Rows][NQ];
 #pragma GCC unroll 8
@@ -149,19 +190,7 @@ CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t n
       sum[i][j] = F{};
     }
   }
-#pragma GCC unroll 4
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    __builtin_prefetch(v + ahead + row * kPanel, 0, 2);
-    F weight[NQ];
-#pragma GCC unroll 3
-    for (int j = 0; j < NQ; ++j) weight[j] = load(weights + row * kLd + j * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < Rows; ++i) {
-      const F value = broadcast(v[row * kPanel + i]);
-#pragma GCC unroll 3
-      for (int j = 0; j < NQ; ++j) sum[i][j] = mac<E>(weight[j], value, sum[i][j]);
-    }
-  }
+  multiply_rows<E, NQ, Rows, 0>(weights, v, 0, ends, ahead, sum);
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
@@ -176,15 +205,32 @@ CP_INLINE void add_channels(const float* weights, const float* v, std::int64_t n
 template <Engine E, int NQ>
 __attribute__((noinline)) void add_values(const float* weights, const float* v,
                                           std::int64_t panel_stride, std::int64_t value_dim,
-                                          std::int64_t num_rows, const F* alpha, bool is_first,
-                                          float* o) {
+                                          const std::int64_t* row_ends, const F* alpha,
+                                          bool is_first, float* o) {
+  std::int64_t ends[NQ];  // a local copy, as in score_keys
+#pragma GCC unroll 3
+  for (int j = 0; j < NQ; ++j) ends[j] = row_ends[j];
   for (std::int64_t d = 0; d < value_dim; d += kPanel) {
 #pragma GCC unroll 2
     for (int part = 0; part < kPanel; part += kRegisterRows) {
-      add_channels<E, NQ, kRegisterRows>(weights, v + part, num_rows, num_rows * kPanel, alpha,
+      add_channels<E, NQ, kRegisterRows>(weights, v + part, ends, ends[NQ - 1] * kPanel, alpha,
                                          is_first, o + (d + part) * kLd);
     }
     v += panel_stride;
+  }
+}
+
+/// For add_values: how many rows of weights each vector of a tile needs, where its lanes see
+/// `limit` keys of the block and the tile holds [first, first + num_keys). Limits do not decrease
+/// with the row; what is left out are trailing terms of 0, which change no bit (but the sign of a
+/// zero).
+template <Engine E, int NQ>
+CP_INLINE void find_row_ends(const F* limit, std::int64_t first, std::int64_t num_keys,
+                             std::int64_t* ends) {
+  for (int j = 0; j < NQ; ++j) {
+    const std::int64_t seen = static_cast<std::int64_t>(limit[j][kLanes - 1]) - first;
+    const bool is_last = j == NQ - 1 || seen > num_keys;
+    ends[j] = value_rows(E, is_last ? num_keys : (seen < 0 ? 0 : seen));
   }
 }
 
@@ -303,8 +349,9 @@ void attend_block(const float* q, const HeadBlock& block, std::int64_t steps,
       add_visible_values<E, NQ>(scores, v, block.v_panel_stride, value_dim, num_rows, alpha,
                                 is_first, first, limit, state.o);
     } else {
-      add_values<E, NQ>(scores, v, block.v_panel_stride, value_dim, num_rows, alpha, is_first,
-                        state.o);
+      std::int64_t ends[NQ];
+      find_row_ends<E, NQ>(limit, first, num_keys, ends);
+      add_values<E, NQ>(scores, v, block.v_panel_stride, value_dim, ends, alpha, is_first, state.o);
     }
     progress();
   }

@@ -134,7 +134,9 @@ void add_dq_group(const GradientJob& job, const KeyTile& tile, const RowLimits& 
       add_visible_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, rows, ones, false,
                                 tile.first, limit, dq);
     } else {
-      add_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, rows, ones, false, dq);
+      std::int64_t ends[NQ];
+      for (int j = 0; j < NQ; ++j) ends[j] = rows;
+      add_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, ends, ones, false, dq);
     }
   } else if (hides_specials) {
     add_visible_keys<NQ>(slopes, tile.k, head_dim, tile.num_keys, limit, tile.first, dq);
