@@ -76,6 +76,12 @@ RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Commu
   for (const PackChunk& chunk : own_q_)
     q_blocks_.push_back({queries_.data() + chunk.offset, chunk.row_begin, chunk.num_keys});
   incoming_.resize(own_kv_.size());
+  kv_blocks_.reserve(static_cast<std::size_t>(gradient.limits().kv_blocks));
+  for (const GradientStep& step : gradient.schedule().steps) {
+    tasks_.reserve(static_cast<std::size_t>(step.task_end - step.task_begin));
+    folds_.reserve(static_cast<std::size_t>(step.fold_end - step.fold_begin));
+    dkv_slots_.reserve(static_cast<std::size_t>(step.num_places));
+  }
 }
 
 // As in forward, our kv shard travels while we compute on it. What our queries add to dk, dv of the

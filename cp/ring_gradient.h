@@ -79,7 +79,7 @@ class RingGradient {
   std::vector<PackChunk> own_kv_;
   std::vector<PackChunk> own_q_;
   std::vector<QueryBlock> q_blocks_;
-  std::vector<KvBlock> kv_blocks_;  // of the current step, as all below
+  std::vector<KvBlock> kv_blocks_;  // of the current step, as all below; capacity for the largest
   std::vector<GradientTask> tasks_;
   std::vector<std::byte*> dkv_slots_;
   std::vector<const std::byte*> incoming_;  // piece 0 of each own kv chunk
