@@ -16,7 +16,7 @@
 //
 // Tasks are listed in waves of equal q + kv index. For every q chunk the kv chunks ascend and for
 // every kv chunk the q chunks, and neighbours in the list touch different ones, so that threads
-// find work that does not wait.
+// find work that does not wait. shuffle_arrival permutes the kv chunks of a step.
 //
 // The `arrival` schedule has no trees: one running sum per q chunk, and one piece per kv chunk and
 // step, added up in the order the ring brings them.

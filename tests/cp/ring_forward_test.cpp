@@ -123,6 +123,29 @@ TEST(RingForward, ThreadsChecksumsShortMessagesAndRepeats) {
         << describe(problem, world_size);
 }
 
+TEST(RingForward, DualChunkShards) {
+  // Parts of 24, 16 and 12 tokens, and half of that: chunks of 2 meet their borders, of 7 do not.
+  for (const MaskKind mask : kMasks)
+    for (const std::int64_t chunk_tokens : {2, 7}) {
+      AttentionCase problem = make_random_case(make_shape(4, 2, 12, 9), pack({96, 0, 48}),
+                                               test_config(mask, chunk_tokens), DType::f32, 6);
+      problem.config.sharding = ShardingKind::dual_chunk;
+      const Attended single = attend(problem);
+      for (const int world_size : {2, 3, 4}) {
+        const Plan plan(problem_of(problem), problem.config, default_kernels(), 0, world_size);
+        const bool is_bitwise = plan.guarantee() == kBitwise;
+        EXPECT_EQ(is_bitwise, chunk_tokens == 2);
+        const Attended result = attend(problem, world_size);
+        EXPECT_TRUE(near_reference(problem, result,
+                                   error_model(default_kernels(), DType::f32, DType::f32)));
+        problem.config.shuffle_arrival = 3;
+        EXPECT_TRUE(same(attend(problem, world_size), is_bitwise ? single : result))
+            << describe(problem, world_size);
+        problem.config.shuffle_arrival = 0;
+      }
+    }
+}
+
 TEST(RingForward, AllOutputTypes) {
   AttentionCase problem = make_random_case(make_shape(2, 1, 16, 16), batch_of_one(70, 70),
                                            test_config(MaskKind::causal, 16), DType::f32, 6);
