@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/base/error.h"
@@ -180,6 +181,34 @@ TEST(GradientBits, NanStaysWithThosePairsThatSeeIt) {
       }
     }
     for (std::int64_t i = 0; i < 90; ++i) EXPECT_EQ(std::isnan(row.dq.at(i, 1, 5)), i == 60) << i;
+  });
+}
+
+TEST(GradientBits, ProgressIsCalledOftenAndByTheCaller) {
+  struct Calls {
+    std::thread::id caller;
+    int total = 0;
+    int elsewhere = 0;
+  };
+  // 60 rows and 513 keys are at least two row tiles of five key tiles, for each of two heads.
+  for_each_table([](const KernelTable& table, DType dtype) {
+    const GradientInputs in =
+        random_gradient_inputs(make_shape(2, 1, 24, 17), 60, 513, {}, dtype, 6);
+    for (const int threads : {1, 2}) {
+      Calls calls{std::this_thread::get_id()};
+      const ProgressHook progress{[](void* context) noexcept {
+                                    auto* seen = static_cast<Calls*>(context);
+                                    ++seen->total;
+                                    if (std::this_thread::get_id() != seen->caller)
+                                      ++seen->elsewhere;
+                                  },
+                                  &calls};
+      run_gradient(table, in, {.key_chunk = 200, .num_threads = threads, .progress = progress});
+      if (threads == 1) {
+        EXPECT_GE(calls.total, 2 * 2 * 5);
+      }
+      EXPECT_EQ(calls.elsewhere, 0);
+    }
   });
 }
 
