@@ -11,10 +11,10 @@
 namespace cpattn::reference {
 namespace {
 
-/// out and lse of one row over its visible keys, at least one. `out` starts as zeros.
+/// Results of one row over its visible keys, at least one; `out` and `logit_size` start as zeros.
 void attend_row(const std::vector<double>& q, double scale, const HeadMatrix& k,
                 const HeadMatrix& v, std::int64_t first_key, std::int64_t visible, double* out,
-                double* lse) {
+                double* lse, double* logit_size) {
   // First pass: logits and their maximum.
   std::vector<double> logits(static_cast<std::size_t>(visible));
   double max = -std::numeric_limits<double>::infinity();
@@ -26,12 +26,15 @@ void attend_row(const std::vector<double>& q, double scale, const HeadMatrix& k,
   // Second pass: weights and values.
   double sum = 0.0;
   for (std::int64_t j = 0; j < visible; ++j) {
-    const double weight = std::exp(logits[static_cast<std::size_t>(j)] - max);
+    const double logit = logits[static_cast<std::size_t>(j)];
+    const double weight = std::exp(logit - max);
     sum += weight;
+    *logit_size += weight * std::abs(logit);
     add_scaled(weight, v.row(first_key + j), v.dim(), out);
   }
   for (std::size_t d = 0; d < v.dim(); ++d) out[d] /= sum;
   *lse = max + std::log(sum);
+  *logit_size /= sum;
 }
 
 }  // namespace
@@ -55,6 +58,7 @@ AttentionResult attention(const AttentionArgs& args) {
   const auto value_dim = static_cast<std::size_t>(shape.value_dim);
   AttentionResult result;
   result.out.assign(num_rows * num_heads * value_dim, 0.0);
+  result.logit_size.assign(num_rows * num_heads, 0.0);
   result.lse.assign(num_rows * num_heads, -std::numeric_limits<double>::infinity());
 
   const DocumentFinder finder(args.batch, Side::q);
@@ -73,7 +77,7 @@ AttentionResult attention(const AttentionArgs& args) {
         const std::size_t place = i * num_heads + static_cast<std::size_t>(head);
         args.q.read(row, head, q.data());
         attend_row(q, shape.softmax_scale, k, v, document->kv_begin, visible,
-                   &result.out[place * value_dim], &result.lse[place]);
+                   &result.out[place * value_dim], &result.lse[place], &result.logit_size[place]);
       }
     });
   }

@@ -24,8 +24,9 @@ struct AttentionArgs {
 };
 
 struct AttentionResult {
-  std::vector<double> out;  ///< [rows, Hq, Dv]
-  std::vector<double> lse;  ///< [rows, Hq]
+  std::vector<double> out;         ///< [rows, Hq, Dv]
+  std::vector<double> lse;         ///< [rows, Hq]
+  std::vector<double> logit_size;  ///< [rows, Hq]: sum_j p_j |logit_j|, of those that carry weight
 };
 
 /// out = softmax(softmax_scale * q k^T + mask) v and lse, rows in the order asked for. A row that

@@ -1,5 +1,6 @@
 #include "kernels/reference/gradient.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -59,13 +60,14 @@ struct Rows {
 void accumulate(Sensitivity& sums, const Sensitivity& terms) {
   sums.weight += terms.weight;
   sums.logit += terms.logit;
+  sums.lse += terms.lse;
   sums.product += terms.product;
   sums.delta += terms.delta;
 }
 
 void take_roots(std::vector<Sensitivity>& sums) {
   for (Sensitivity& sum : sums) {
-    sum = {std::sqrt(sum.weight), std::sqrt(sum.logit), std::sqrt(sum.product),
+    sum = {std::sqrt(sum.weight), std::sqrt(sum.logit), std::sqrt(sum.lse), std::sqrt(sum.product),
            std::sqrt(sum.delta)};
   }
 }
@@ -93,11 +95,13 @@ class HeadGradient {
       const Pair pair = pair_of(row, j);
       add_scaled(scale * pair.ds, k_.row(j), k_.values.dim(), dq);
       const double x = square(scale) * k_.square(j);
-      accumulate(squares, {square(pair.ds) * x, square(pair.ds) * pair.t_squared * x,
-                           square(pair.p) * pair.a_squared * x, 0.0});
+      accumulate(squares, sensitivity_of(row, pair, square(pair.ds) * x, square(pair.p) * x, 0.0));
       keys_moved += pair.p * std::sqrt(x);
     }
-    squares.delta += b_squared(row) * square(keys_moved);
+    if (visible == 0) return;
+    const double moved = b_squared(row) * square(keys_moved);
+    squares.delta += moved;
+    squares.logit += moved * square(statistics_.logit_size[place(row)]);
   }
 
   /// What this head adds to dk and dv of one key, and to the squares of their sensitivities.
@@ -110,11 +114,10 @@ class HeadGradient {
       add_scaled(scale * pair.ds, q_.row(i), q_.values.dim(), dk);
       add_scaled(pair.p, dout_.row(i), dout_.values.dim(), dv);
       const double x = square(scale) * q_.square(i);
+      const double moved = b_squared(i) * square(pair.p) * x;
       accumulate(dk_squares,
-                 {square(pair.ds) * x, square(pair.ds) * pair.t_squared * x,
-                  square(pair.p) * pair.a_squared * x, square(pair.p) * b_squared(i) * x});
-      const double weighted = square(pair.p) * dout_.square(i);
-      accumulate(dv_squares, {weighted, weighted * pair.t_squared, 0.0, 0.0});
+                 sensitivity_of(i, pair, square(pair.ds) * x, square(pair.p) * x, moved));
+      accumulate(dv_squares, sensitivity_of(i, pair, square(pair.p) * dout_.square(i), 0.0, 0.0));
     }
   }
 
@@ -139,11 +142,22 @@ class HeadGradient {
     pair.p = std::exp(logit - lse);
     pair.ds = pair.p * (dp - statistics_.delta[place(i)]);
     pair.t_squared =
-        square(logit) + square(lse) +
+        square(logit) + square(statistics_.logit_size[place(i)]) +
         square(scale) * q_.square(i) * k_.square(j) / static_cast<double>(args_.shape.head_dim);
     pair.a_squared =
         square(dp) + dout_.square(i) * v_.square(j) / static_cast<double>(args_.shape.value_dim);
     return pair;
+  }
+
+  /// Squares that one term adds: of the term, of p |x|, and of p b |x| where that is its own.
+  Sensitivity sensitivity_of(std::int64_t row, const Pair& pair, double term, double weighted,
+                             double moved) const {
+    const double logit_size = statistics_.logit_size[place(row)];
+    return {.weight = term,
+            .logit = term * pair.t_squared + moved * square(logit_size),
+            .lse = term * square(statistics_.lse[place(row)]),
+            .product = weighted * pair.a_squared,
+            .delta = moved};
   }
 
   double b_squared(std::int64_t row) const {
@@ -173,41 +187,66 @@ std::vector<std::int64_t> all_rows(std::int64_t count) {
 
 }  // namespace
 
-RowStatistics row_statistics(const GradientArgs& args) {
+RowStatistics statistics_of(const GradientArgs& args, std::span<const std::int64_t> rows,
+                            const Tensor& out, const Tensor& lse,
+                            std::span<const double> logit_size) {
   check(args);
-  AttentionResult forward = attention({.shape = args.shape,
-                                       .batch = args.batch,
-                                       .mask = args.mask,
-                                       .q = args.q,
-                                       .k = args.k,
-                                       .v = args.v,
-                                       .rows = {},
-                                       .num_threads = args.num_threads});
-  const auto dim = static_cast<std::size_t>(args.shape.value_dim);
+  check_rows("rows", rows, args.batch.q_rows);
+  const AttentionShape& shape = args.shape;
+  const auto num_rows = static_cast<std::int64_t>(rows.size());
+  require_tensor("out", out, {num_rows, shape.num_heads, shape.value_dim});
+  require_tensor("lse", lse, {num_rows, shape.num_heads, 1});
+  require(logit_size.empty() ||
+              logit_size.size() == rows.size() * static_cast<std::size_t>(shape.num_heads),
+          "logit_size has ", logit_size.size(), " elements, expected one for each row and head");
   RowStatistics statistics;
-  std::vector<double> dout(dim);
-  for (std::int64_t row = 0; row < args.batch.q_rows; ++row) {
-    for (std::int64_t head = 0; head < args.shape.num_heads; ++head) {
-      const auto place = static_cast<std::size_t>(row * args.shape.num_heads + head);
+  std::vector<double> out_row(static_cast<std::size_t>(shape.value_dim));
+  std::vector<double> dout_row(out_row.size());
+  for (std::int64_t i = 0; i < num_rows; ++i) {
+    for (std::int64_t head = 0; head < shape.num_heads; ++head) {
+      double row_lse = 0.0;
       double delta = 0.0;
       double squares = 0.0;
-      if (forward.lse[place] != -std::numeric_limits<double>::infinity()) {
-        args.dout.read(row, head, dout.data());
-        for (std::size_t d = 0; d < dim; ++d) {
-          const double term = dout[d] * forward.out[place * dim + d];
-          delta += term;
-          squares += square(term);
+      lse.read(i, head, &row_lse);
+      if (row_lse != -std::numeric_limits<double>::infinity()) {
+        const std::int64_t row = rows[static_cast<std::size_t>(i)];
+        out.read(i, head, out_row.data());
+        args.dout.read(row, head, dout_row.data());
+        for (std::size_t d = 0; d < out_row.size(); ++d) {
+          delta += dout_row[d] * out_row[d];
+          squares += square(dout_row[d] * out_row[d]);
         }
         double dlse = 0.0;
         if (args.dlse.data != nullptr) args.dlse.read(row, head, &dlse);
         delta -= dlse;
       }
+      const std::size_t place = statistics.lse.size();
+      statistics.logit_size.push_back(logit_size.empty() ? std::abs(row_lse) : logit_size[place]);
+      statistics.lse.push_back(row_lse);
       statistics.delta.push_back(delta);
       statistics.delta_size.push_back(std::sqrt(squares));
     }
   }
-  statistics.lse = std::move(forward.lse);
   return statistics;
+}
+
+RowStatistics row_statistics(const GradientArgs& args) {
+  check(args);
+  const AttentionResult forward = attention({.shape = args.shape,
+                                             .batch = args.batch,
+                                             .mask = args.mask,
+                                             .q = args.q,
+                                             .k = args.k,
+                                             .v = args.v,
+                                             .rows = {},
+                                             .num_threads = args.num_threads});
+  const std::int64_t rows = args.batch.q_rows;
+  const std::int64_t heads = args.shape.num_heads;
+  const auto view = [&](const std::vector<double>& values, std::int64_t dim) {
+    return contiguous_view(values.data(), std::array<std::int64_t, 3>{rows, heads, dim});
+  };
+  return statistics_of(args, all_rows(rows), view(forward.out, args.shape.value_dim),
+                       view(forward.lse, 1), forward.logit_size);
 }
 
 Gradient gradient_of_rows(const GradientArgs& args, const RowStatistics& statistics,
@@ -218,8 +257,8 @@ Gradient gradient_of_rows(const GradientArgs& args, const RowStatistics& statist
   check_rows("kv_rows", kv_rows, args.batch.kv_rows);
   const AttentionShape& shape = args.shape;
   const auto states = static_cast<std::size_t>(args.batch.q_rows * shape.num_heads);
-  require(statistics.lse.size() == states && statistics.delta.size() == states &&
-              statistics.delta_size.size() == states,
+  require(statistics.lse.size() == states && statistics.logit_size.size() == states &&
+              statistics.delta.size() == states && statistics.delta_size.size() == states,
           "statistics of ", statistics.lse.size(), " rows and heads, expected ", states);
 
   Gradient result{zero_rows(q_rows.size(), shape.num_heads, shape.head_dim),

@@ -37,21 +37,24 @@ struct GradientArgs {
 /// What the backward takes from the forward, of every row and head [q_rows, Hq].
 struct RowStatistics {
   std::vector<double> lse;         ///< -inf: the row saw no key
+  std::vector<double> logit_size;  ///< of the logits that carry weight (attention.h)
   std::vector<double> delta;       ///< dout.out - dlse
   std::vector<double> delta_size;  ///< sqrt(sum_d (dout[d] out[d])^2): what delta is summed from
 };
 
 /// How far a gradient row moves (2-norm) when something in every term of its sum is off by its own
 /// size, independently in every term: what a bound of rounding errors starts from. With
-///   t^2 = s^2 + lse^2 + (softmax_scale |q| |k|)^2 / D       the size of a logit and its parts
-///   a^2 = (dout.v)^2 + (|dout| |v|)^2 / Dv                  the size of dout.v and its parts
-///   b^2 = delta^2 + delta_size^2                            the size of delta and its parts
-/// and w x a term (ds k, ds q times the scale, or p dout):
+///   t^2 = s^2 + logit_size^2 + (softmax_scale |q| |k|)^2 / D    a logit, those in lse, their parts
+///   a^2 = (dout.v)^2 + (|dout| |v|)^2 / Dv                      dout.v and its parts
+///   b^2 = delta^2 + delta_size^2                                delta and its parts
+/// and w x a term (ds k, ds q times the scale, or p dout). A row has one delta, so in dq p |x| is
+/// summed over the keys before it is squared; dv knows no product and no delta.
 struct Sensitivity {
-  double weight = 0.0;   ///< sqrt(sum (w |x|)^2)
-  double logit = 0.0;    ///< sqrt(sum (w t |x|)^2)
-  double product = 0.0;  ///< sqrt(sum (p a |x|)^2); 0 for dv
-  double delta = 0.0;  ///< sqrt(sum (p b |x|)^2); of dq b sum p |x|: a row has one delta; 0 for dv
+  double weight = 0.0;  ///< sqrt(sum (w |x|)^2)
+  double logit = 0.0;  ///< sqrt(sum (w t |x|)^2 + sum (p b logit_size |x|)^2): delta moves with out
+  double lse = 0.0;    ///< sqrt(sum (w lse |x|)^2)
+  double product = 0.0;  ///< sqrt(sum (p a |x|)^2)
+  double delta = 0.0;    ///< sqrt(sum (p b |x|)^2)
 };
 
 struct GradientRows {
@@ -67,6 +70,12 @@ struct Gradient {
 
 /// Cost  2 * pairs * Hq * (D + Dv) flop.
 RowStatistics row_statistics(const GradientArgs& args);
+
+/// The statistics [rows, Hq] of some rows from their out [rows, Hq, Dv] and lse [rows, Hq, 1].
+/// `logit_size` [rows, Hq]; empty: |lse| stands in.
+RowStatistics statistics_of(const GradientArgs& args, std::span<const std::int64_t> rows,
+                            const Tensor& out, const Tensor& lse,
+                            std::span<const double> logit_size);
 
 /// dq of the q rows and dk, dv of the kv rows that are asked for, in that order; an empty list asks
 /// for none. Rows that see no key, keys that no row sees, and padding rows have zero gradients.

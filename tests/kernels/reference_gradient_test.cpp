@@ -325,18 +325,33 @@ TEST(ReferenceGradient, SensitivitiesByHand) {
 
   const reference::Gradient result = reference::gradient(problem.args());
 
-  // Row 1: dp = 2, 6; delta = 4 from the one term 4; ds = -1, 1; lse = ln 2; logits 0.
+  // Row 1: dp = 2, 6; delta = 4 from the one term 4; ds = -1, 1; lse = ln 2; logits 0, parts 0.
   const reference::Sensitivity& dq = result.dq.sensitivities[1];
   EXPECT_NEAR(dq.weight, 5.0, 1e-14);
-  EXPECT_NEAR(dq.logit, 5.0 * std::log(2.0), 1e-14);
+  EXPECT_EQ(dq.logit, 0.0);
+  EXPECT_NEAR(dq.lse, 5.0 * std::log(2.0), 1e-14);
   EXPECT_NEAR(dq.product, std::sqrt(2.0) * 0.5 * std::hypot(2.0 * 3, 6.0 * 4), 1e-13);
   EXPECT_NEAR(dq.delta, std::sqrt(2.0) * 4 * 0.5 * 7, 1e-13);
   // Key 0, dv: terms 1 (lse 0) and 1/2 (lse ln 2).
   const reference::Sensitivity& dv = result.dv.sensitivities[0];
   EXPECT_NEAR(dv.weight, std::hypot(1.0, 0.5), 1e-15);
-  EXPECT_NEAR(dv.logit, 0.5 * std::log(2.0), 1e-15);
+  EXPECT_NEAR(dv.lse, 0.5 * std::log(2.0), 1e-15);
   EXPECT_EQ(dv.product, 0.0);
   EXPECT_EQ(dv.delta, 0.0);
+}
+
+// One query, two equal keys of 3: logits 6, p = 1/2, dp = 2, 6, delta = 4, ds = -1, 1.
+TEST(ReferenceGradient, SensitivityToLogitsByHand) {
+  const DoubleCase problem = scalar_case(MaskKind::full, {2.0}, {3.0, 3.0}, {2.0, 6.0});
+
+  const reference::Gradient result = reference::gradient(problem.args());
+
+  const double t = std::sqrt(6.0 * 6 + 6 * 6 + 6 * 6);  // itself, those in lse, its one part
+  const double moved = std::sqrt(2.0) * 4 * 6;          // delta and its part, with the logits
+  EXPECT_NEAR(result.dq.sensitivities[0].logit,
+              std::hypot(t * std::sqrt(2.0) * 3, moved * (0.5 * 3 + 0.5 * 3)), 1e-12);
+  EXPECT_NEAR(result.dk.sensitivities[0].logit, std::hypot(t * 2, moved * 0.5 * 2), 1e-12);
+  EXPECT_NEAR(result.dv.sensitivities[1].logit, t * 0.5, 1e-12);
 }
 
 TEST(ReferenceGradient, TensorsThatDoNotFitAreRefused) {
