@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "launch/bench_ring.h"
+#include "launch/cli.h"
 #include "launch/job_files.h"
 #include "launch/mpirun.h"
 #include "launch/process.h"

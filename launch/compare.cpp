@@ -125,16 +125,20 @@ class ErrorPass {
 
   void finish() {
     GroupSums total;
+    double absolute_squares = 0.0;
     for (std::int32_t chunk = 0; chunk < expected_.num_chunks; ++chunk) {
       for (std::int64_t head = 0; head < heads_; ++head) {
         const std::size_t index = static_cast<std::size_t>(chunk * heads_ + head);
-        judge_group(chunk, head, groups_[index], expected_.relative[index]);
+        const double absolute = expected_.absolute.empty() ? 0.0 : expected_.absolute[index];
+        judge_group(chunk, head, groups_[index], expected_.relative[index], absolute);
+        absolute_squares += absolute * absolute;
         total.error += groups_[index].error;
         total.expected += groups_[index].expected;
         total.elements += groups_[index].elements;
       }
     }
-    summary_.rel_l2 = relative(std::sqrt(total.error), norm(total));
+    summary_.rel_l2 =
+        relative(std::sqrt(total.error), std::max(norm(total), std::sqrt(absolute_squares)));
     const double norms = std::sqrt(candidate_squares_) * std::sqrt(total.expected);
     if (norms > 0.0) summary_.cosine = products_ / norms;
   }
@@ -150,11 +154,11 @@ class ErrorPass {
   }
 
   void judge_group(std::int32_t chunk, std::int64_t head, const GroupSums& group,
-                   double relative_bound) {
+                   double relative_bound, double absolute_bound) {
     const double error = std::sqrt(group.error);
-    const double scale = norm(group);
-    const double allowed =
-        relative_bound * scale + expected_.rounding_share * std::sqrt(group.rounding);
+    const double scale = std::max(norm(group), absolute_bound);
+    const double allowed = std::max(relative_bound * norm(group), absolute_bound) +
+                           expected_.rounding_share * std::sqrt(group.rounding);
     const double ratio = relative(error, allowed);
     const bool is_first = chunk == 0 && head == 0;
     if (!is_first && ratio <= summary_.worst_ratio) return;
@@ -240,6 +244,9 @@ ErrorSummary compare_error(const AnyConstTensor& candidate, const Expectation& e
   require(expected.relative.size() ==
               static_cast<std::size_t>(expected.num_chunks * candidate.shape[1]),
           "there are ", expected.relative.size(), " bounds, expected one for each head and chunk");
+  require(expected.absolute.empty() || expected.absolute.size() == expected.relative.size(),
+          "there are ", expected.absolute.size(), " absolute bounds, expected none or ",
+          expected.relative.size());
   for (const std::int32_t chunk : expected.chunk_of_row) {
     require(chunk >= 0 && chunk < expected.num_chunks, "chunk ", chunk, " of ",
             expected.num_chunks);

@@ -56,8 +56,10 @@ void accumulate(BitComparison& total, const BitComparison& other);
 ///
 /// Error of a group (one head of one chunk) is the 2-norm of candidate - expected over its
 /// elements; it may be at most
-///   relative[chunk * heads + head] * max(norm(expected), floor * sqrt(elements))
-///   + rounding_share * norm(round(expected, rounded_to) - expected).
+///   max(relative[g] * max(norm(expected), floor * sqrt(elements)), absolute[g])
+///   + rounding_share * norm(round(expected, rounded_to) - expected),     g = chunk * heads + head.
+/// Where absolute[g] is the larger one, terms of a sum have cancelled and left less than their
+/// rounding; errors are then stated relative to absolute[g].
 /// Any single element differs by less than its group does, so the same allowance bounds the largest
 /// deviation as well: the criterion sees magnitudes, never directions.
 struct Expectation {
@@ -65,8 +67,9 @@ struct Expectation {
   std::span<const double> values;              ///< [rows, heads, channels]
   std::span<const std::int32_t> chunk_of_row;  ///< group of each row, in [0, num_chunks)
   std::int32_t num_chunks = 0;
-  std::span<const double> relative;  ///< [num_chunks, heads]
-  double floor = 0.0;                ///< least magnitude an element counts with
+  std::span<const double> relative;    ///< [num_chunks, heads]
+  std::span<const double> absolute{};  ///< [num_chunks, heads], or empty: zeros
+  double floor = 0.0;                  ///< least magnitude an element counts with
   DType rounded_to = DType::f32;
   double rounding_share = 0.0;
 };
@@ -102,7 +105,7 @@ struct ErrorSummary {
 /// Errors  InvalidArgument for sizes that do not fit together.
 ErrorSummary compare_error(const AnyConstTensor& candidate, const Expectation& expected);
 
-/// Every reason an ErrorSummary does not pass, one sentence each; `tensor` is "out" or "lse".
+/// Every reason an ErrorSummary does not pass, one sentence each; `tensor` is its name.
 std::vector<std::string> reasons(const ErrorSummary& summary, const std::string& tensor);
 
 /// Whether this build still has NaN and infinity: comparisons with NaN are false, and -inf - -inf

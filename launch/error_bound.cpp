@@ -7,20 +7,27 @@ namespace cpattn {
 namespace {
 
 constexpr double kTileKeys = 128.0;
+constexpr double kTileRows = 48.0;
+/// Of a weight with all that is done to it, in units of u.
+constexpr double kWeightError = 3.6;
 constexpr double kLeastFactor = 2.0;
 constexpr double kDeviations = 4.0;
 
 /// What the root mean square is multiplied by: few rows are few draws.
-double factor(const BoundedGroup& group) {
-  if (group.rows == 0) return kLeastFactor;
-  const double deviation = 1.0 / std::sqrt(2.0 * static_cast<double>(group.rows));
+double factor(std::int64_t rows) {
+  if (rows == 0) return kLeastFactor;
+  const double deviation = 1.0 / std::sqrt(2.0 * static_cast<double>(rows));
   return std::max(kLeastFactor, 1.0 + kDeviations * deviation);
 }
 
+/// Of a sum of so many terms in tiles, in units of u squared.
+double path_variance(std::int64_t terms, double tile) {
+  return (tile + static_cast<double>(terms) / tile) / 2.0;
+}
+
 double path_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
-  const double keys = static_cast<double>(arithmetic.run_keys);
-  const double rms = kUnitRoundoff * std::sqrt((kTileKeys + keys / kTileKeys) / 2.0);
-  return std::max(kPathBound, factor(group) * rms);
+  const double rms = kUnitRoundoff * std::sqrt(path_variance(arithmetic.run_keys, kTileKeys));
+  return std::max(kPathBound, factor(group.rows) * rms);
 }
 
 double weight_rounding(const Arithmetic& arithmetic) {
@@ -31,12 +38,42 @@ double weight_rounding(const Arithmetic& arithmetic) {
 
 double out_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
   const double growth = std::sqrt(2.0 * static_cast<double>(arithmetic.head_dim)) / 3.0;
-  const double logits = factor(group) * growth * kUnitRoundoff * group.logit_magnitude;
+  const double logits = factor(group.rows) * growth * kUnitRoundoff * group.logit_magnitude;
   return std::max(path_bound(arithmetic, group), logits) + weight_rounding(arithmetic);
 }
 
 double lse_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
   return path_bound(arithmetic, group) + weight_rounding(arithmetic);
+}
+
+double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
+                      const reference::Sensitivity& sensitivity, double norm) {
+  const auto square = [](double x) { return x * x; };
+  const double unit = square(kUnitRoundoff);
+  const double head_walk = static_cast<double>(arithmetic.head_dim) / 6.0;
+  const double value_walk = static_cast<double>(arithmetic.value_dim) / 6.0;
+  const double keys_path = path_variance(arithmetic.run_keys, kTileKeys);
+  const double path =
+      summed_over == SummedOver::keys ? keys_path : path_variance(arithmetic.run_rows, kTileRows);
+  const double bf16_variance = arithmetic.rounds_weights ? square(kWeightRounding) / 3.0 : 0.0;
+  const double out_variance =
+      arithmetic.out_dtype == DType::f32 ? 0.0 : square(epsilon(arithmetic.out_dtype) / 2.0) / 3.0;
+
+  const double weight = unit * (square(kWeightError) + path) + 2.0 * bf16_variance;
+  const double logit = unit * (head_walk + 1.0);
+  const double lse = unit;
+  const double product = unit * value_walk;
+  const double delta = unit * (value_walk + keys_path) + out_variance + bf16_variance;
+  // Where the terms of a row agree in direction, what they have in common adds up with them.
+  const double common = sensitivity.weight > 0.0 ? std::max(1.0, norm / sensitivity.weight) : 1.0;
+  return std::sqrt(weight * square(common * sensitivity.weight) +
+                   logit * square(common * sensitivity.logit) +
+                   lse * square(common * sensitivity.lse) + product * square(sensitivity.product) +
+                   delta * square(sensitivity.delta));
+}
+
+double gradient_bound(std::int64_t rows, double squares) {
+  return factor(rows) * std::sqrt(squares);
 }
 
 }  // namespace cpattn

@@ -1,4 +1,4 @@
-// How far an attention result may be from exact arithmetic: derived, never tried out.
+// How far out, lse and gradients may be from exact arithmetic: derived, never tried out.
 //
 // Measure: 2-norm over one head of one chunk, relative to the norm of the exact values. u = 2^-24.
 // A rounding is off by at most u of its result, u / sqrt(3) in the root mean square; independent
@@ -33,16 +33,40 @@
 //    all weights of a row have in common cancels in out = sum(p v) / sum(p); the rest is
 //    independent and adds as squares, like the terms of out itself, so 2^-8 of the result bounds
 //    it. The sum of weights is off by at most 2^-8, and therefore lse by at most 2^-8 absolutely.
-// 5. 16-bit output. One rounding of the exact result is allowed for, times 1.25.
+// 5. 16-bit results. One rounding of the exact result is allowed for, times 1.25.
+// 6. Gradients. A row of dq, dk or dv is a sum of terms ds k, ds q or p dout. Terms of either sign
+//    may cancel, so their errors are measured by the terms, not by the sum: how far the sum moves
+//    when a part of every term is off by its own size, independently, is its Sensitivity
+//    (kernels/reference/gradient.h). What the kernels do to these parts, in the root mean square:
+//      weight   2^x is off by at most 2e-7 = 3.4 u; p, dout.v - delta, their product and the result
+//               are rounded: 3.6 u together. The sum itself is a path as in 1, with tiles of T = 48
+//               rows for dk and dv: sqrt((T + n / T) / 2) u.
+//      logit    a sum of D products grows steadily as in 2 (sqrt(D) / 3 u of itself) or is a random
+//               walk of its parts (sqrt(D / 6) u of them), and is rounded on its way into 2^x:
+//               sqrt(D / 6 + 1) u. lse moves with the logits that carry its weight.
+//      lse      is rounded, turned into units of log2, and subtracted: three roundings, 1 u.
+//      product  dout.v, as a logit: sqrt(Dv / 6) u.
+//      delta    likewise, and every out in it went a path: sqrt(Dv / 6 + (T + n / T) / 2) u; a
+//               16-bit out was rounded on the way: half its epsilon, / sqrt(3) as for u.
+//    With bf16 weights (4) p or ds is rounded once more, and lse and out come of rounded weights:
+//    2^-8 / sqrt(3) each, so weight has it twice and delta once.
+//    The five add as squares, and so do rows. Errors that the terms of a row have in common (lse, a
+//    sum ruled by its first terms) count with the row's own norm where that is larger: weight,
+//    logit and lse are scaled up to it. Times the factor above this is an absolute bound. A group
+//    is held to 5e-6 of its exact norm (kGradientBound, the contract for moderate logits) or to
+//    that, whichever is more; which for normal inputs and 2048 keys is 2e-6 (D = 64) to 4e-6 (D =
+//    256).
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/reference/gradient.h"
 #include "src/base/dtype.h"
 
 namespace cpattn {
 
 inline constexpr double kPathBound = 1e-6;
+inline constexpr double kGradientBound = 5e-6;
 inline constexpr double kUnitRoundoff = 0x1p-24;
 inline constexpr double kWeightRounding = 0x1p-8;
 inline constexpr double kOutputRoundingShare = 1.25;
@@ -50,8 +74,11 @@ inline constexpr double kOutputRoundingShare = 1.25;
 /// What the bounds depend on, besides the inputs.
 struct Arithmetic {
   std::int64_t head_dim = 64;
+  std::int64_t value_dim = 64;
   std::int64_t run_keys = 512;  ///< keys that one accumulator takes, at most
+  std::int64_t run_rows = 512;  ///< rows, of all heads of a group, that one accumulator takes
   bool rounds_weights = false;  ///< to bf16, before they meet the values
+  DType out_dtype = DType::f32;
 };
 
 /// One head of one chunk, as far as it was compared.
@@ -65,5 +92,16 @@ double out_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
 
 /// Relative bound of lse (against max(|lse|, 1)).
 double lse_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
+
+/// What a row of a gradient is summed over.
+enum class SummedOver { keys, rows };
+
+/// Root mean square of the 2-norm of the rounding error of one gradient row with this norm.
+double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
+                      const reference::Sensitivity& sensitivity, double norm);
+
+/// Absolute bound of a group of `rows` gradient rows; `squares` is the sum of their squared
+/// gradient_error().
+double gradient_bound(std::int64_t rows, double squares);
 
 }  // namespace cpattn

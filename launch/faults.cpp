@@ -1,16 +1,12 @@
 #include "launch/faults.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
 
-#include "src/base/error.h"
+#include "launch/faults_comm.h"
 
 namespace cpattn {
 namespace {
@@ -20,6 +16,15 @@ int last_rank_with_rows(const Plan& plan) {
   const auto& shards = plan.sharding().shards;
   for (std::size_t i = shards.size(); i-- > 0;) {
     if (shards[i].q_rows > 0) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+/// The last rank that owns keys; -1 when there is none.
+int last_rank_with_keys(const Plan& plan) {
+  const auto& shards = plan.sharding().shards;
+  for (std::size_t i = shards.size(); i-- > 0;) {
+    if (shards[i].kv_rows > 0) return static_cast<int>(i);
   }
   return -1;
 }
@@ -62,16 +67,20 @@ std::int64_t shift_diagonal(Schedule& schedule) {
   return sites;
 }
 
-std::int64_t drop_hop(Schedule& schedule) {
-  const std::int64_t step = first_working_hop(schedule);
-  if (step < 0) return 0;
+/// The keys that a step works on are seen by nobody.
+std::int64_t blind_hop(Schedule& schedule, std::size_t step) {
   std::int64_t sites = 0;
-  for_each_op(schedule, static_cast<std::size_t>(step), [&](StateOp& op) {
+  for_each_op(schedule, step, [&](StateOp& op) {
     if (!reads_keys(op)) return;
-    op.mask = {MaskKind::causal, std::numeric_limits<std::int32_t>::min()};  // sees nothing
+    op.mask = {MaskKind::causal, std::numeric_limits<std::int32_t>::min()};
     ++sites;
   });
   return sites;
+}
+
+std::int64_t drop_hop(Schedule& schedule) {
+  const std::int64_t step = first_working_hop(schedule);
+  return step < 0 ? 0 : blind_hop(schedule, static_cast<std::size_t>(step));
 }
 
 /// What a repeated op adds: a state merged with itself counts its keys twice.
@@ -145,119 +154,93 @@ std::int64_t shift_border(SequenceBatch& batch) {
   return 0;
 }
 
-void flip_lowest_bit(const AnyTensor& tensor, std::int64_t row) {
-  std::byte* element = tensor.row(row, 0);
+std::int64_t flip_lowest_bit(const AnyTensor& tensor) {
+  std::byte* element = tensor.row(tensor.shape[0] - 1, 0);
   const std::size_t lowest =
       std::endian::native == std::endian::little ? 0 : size_of(tensor.dtype) - 1;
   element[lowest] ^= std::byte{1};
+  return 1;
 }
 
-/// A rank that leaves, one way or the other, when the ring starts.
-class LeavingCommunicator final : public Communicator {
- public:
-  LeavingCommunicator(Communicator& comm, bool ends) : comm_(comm), ends_(ends) {}
-
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string_view transport() const override { return comm_.transport(); }
-  Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
-    leave_at(tag);
-    return comm_.isend(bytes, peer, tag);
+std::int64_t spoil_first_row(const AnyTensor& tensor) {
+  for (std::int64_t head = 0; head < tensor.shape[1]; ++head) {
+    for (std::int64_t channel = 0; channel < tensor.shape[2]; ++channel) {
+      store_from_float(tensor.row(0, head), tensor.dtype, channel,
+                       std::numeric_limits<float>::quiet_NaN());
+    }
   }
-  Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override {
-    leave_at(tag);
-    return comm_.irecv(bytes, peer, tag);
-  }
-  bool test(Pending& pending) override { return comm_.test(pending); }
-  void abort(int exit_code, std::string_view reason) noexcept override {
-    comm_.abort(exit_code, reason);
-  }
+  return 1;
+}
 
- private:
-  void leave_at(Tag tag) const {
-    if (tag != Tag::ring_header && tag != Tag::ring_payload) return;
-    if (ends_) ::_exit(0);
-    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+std::int64_t convert_to_base2(const ResultTensor& lse) {
+  const std::int64_t elements = lse.shape[0] * lse.shape[1];
+  for (std::int64_t i = 0; i < elements; ++i) {
+    lse.memory.as<float>()[i] *= static_cast<float>(1.4426950408889634);  // log2(e)
   }
+  return elements;
+}
 
-  Communicator& comm_;
-  bool ends_;
-};
+/// Head h gets what head h + shift had.
+std::int64_t rotate_heads(const AnyTensor& tensor, std::int64_t shift) {
+  const std::int64_t heads = tensor.shape[1];
+  if (heads <= shift) return 0;
+  const std::size_t head_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
+  std::vector<std::byte> row(static_cast<std::size_t>(heads) * head_bytes);
+  for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      std::memcpy(&row[static_cast<std::size_t>(head) * head_bytes],
+                  tensor.row(i, (head + shift) % heads), head_bytes);
+    }
+    for (std::int64_t head = 0; head < heads; ++head) {
+      std::memcpy(tensor.row(i, head), &row[static_cast<std::size_t>(head) * head_bytes],
+                  head_bytes);
+    }
+  }
+  return tensor.shape[0];
+}
 
-std::string_view need_of_ring(const InputInfo& input, std::int64_t cp) {
-  if (cp < 2) return "needs a cp size of 2 or more";
-  std::int64_t keys = 0;
-  for (const Document& document : input.batch.documents) keys += document.kv_tokens;
-  return keys > 0 ? "" : "needs keys";
+/// Whether it adds what came from another rank to a sum that goes on.
+bool adds_piece(const FoldOp& op) {
+  return op.kind == DkvOpKind::sum && (is_scratch(op.left) || is_scratch(op.right));
+}
+
+/// One side of the first sum that has a piece is left out.
+std::int64_t drop_piece(GradientSchedule& schedule) {
+  const auto op = std::find_if(schedule.folds.begin(), schedule.folds.end(), adds_piece);
+  if (op == schedule.folds.end()) return 0;
+  op->kind = DkvOpKind::copy;
+  if (is_scratch(op->left)) op->left = op->right;
+  return 1;
+}
+
+/// The piece of the first sum that has one is added to its result again.
+std::int64_t add_piece_twice(GradientSchedule& schedule) {
+  std::vector<FoldOp>& folds = schedule.folds;
+  const auto op = std::find_if(folds.begin(), folds.end(), adds_piece);
+  if (op == folds.end()) return 0;
+  FoldOp again = *op;
+  again.left = op->dst;
+  again.right = is_scratch(op->left) ? op->left : op->right;
+  const std::int64_t place = op - folds.begin() + 1;
+  folds.insert(folds.begin() + place, again);
+  for (GradientStep& step : schedule.steps) {
+    if (step.fold_begin >= place) ++step.fold_begin;
+    if (step.fold_end >= place) ++step.fold_end;
+  }
+  return 1;
+}
+
+std::int64_t zero_rows(const AnyTensor& tensor, const OwnedChunk& chunk) {
+  const std::size_t head_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
+  for (std::int64_t i = 0; i < chunk.num_tokens; ++i) {
+    for (std::int64_t head = 0; head < tensor.shape[1]; ++head) {
+      std::memset(tensor.row(chunk.local_begin + i, head), 0, head_bytes);
+    }
+  }
+  return chunk.num_tokens;
 }
 
 }  // namespace
-
-std::string_view description_of(FaultKind kind) {
-  switch (kind) {
-    case FaultKind::scale_doubled:
-      return "the softmax scale is off by a factor of 2";
-    case FaultKind::causal_off_by_one:
-      return "the causal mask is off by one: a query does not see the last key it may see";
-    case FaultKind::hop_dropped:
-      return "the keys that arrive with one hop are not used";
-    case FaultKind::hop_merged_twice:
-      return "the keys that arrive with one hop are counted twice";
-    case FaultKind::lse_base2:
-      return "lse is a base-2 logarithm";
-    case FaultKind::zigzag_wrong_half:
-      return "the first half of a zigzag shard is read in place of the second";
-    case FaultKind::kv_head_map_wrong:
-      return "query heads read the neighbouring kv head";
-    case FaultKind::bit_flip:
-      return "the lowest bit of one output element is flipped";
-    case FaultKind::nan_row:
-      return "one row of out is NaN";
-    case FaultKind::cu_seqlens_off_by_one:
-      return "a document border is off by one token";
-    case FaultKind::rank_returns_early:
-      return "the last rank ends before the exchange, with exit code 0";
-    case FaultKind::rank_never_answers:
-      return "the last rank stops answering before the exchange";
-  }
-  return "?";
-}
-
-std::optional<FaultKind> fault_from_option(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  const std::optional<FaultKind> kind = from_name<FaultKind>(name);
-  require(kind.has_value(), "inject: '", name, "' is no fault, expected ", choices<FaultKind>());
-  return kind;
-}
-
-std::string_view what_fault_needs(FaultKind kind, const LaneConfig& lane, std::int64_t cp,
-                                  const InputInfo& input) {
-  switch (kind) {
-    case FaultKind::scale_doubled:
-    case FaultKind::lse_base2:
-    case FaultKind::bit_flip:
-    case FaultKind::nan_row:
-      return input.batch.q_rows > 0 ? "" : "needs query rows";
-    case FaultKind::causal_off_by_one:
-      return lane.mask == MaskKind::causal ? "" : "needs a causal mask";
-    case FaultKind::hop_dropped:
-    case FaultKind::hop_merged_twice:
-      return need_of_ring(input, cp);
-    case FaultKind::zigzag_wrong_half:
-      if (lane.sharding != ShardingKind::zigzag) return "needs zigzag sharding";
-      return need_of_ring(input, cp);
-    case FaultKind::kv_head_map_wrong:
-      return input.shape.num_kv_heads > 1 ? "" : "needs two kv heads or more";
-    case FaultKind::cu_seqlens_off_by_one: {
-      SequenceBatch batch = input.batch;
-      return shift_border(batch) > 0 ? "" : "needs a document with queries and keys";
-    }
-    case FaultKind::rank_returns_early:
-    case FaultKind::rank_never_answers:
-      return cp >= 2 ? "" : "needs a cp size of 2 or more";
-  }
-  return "?";
-}
 
 void Fault::plant(Problem& problem) {
   if (is(FaultKind::scale_doubled)) {
@@ -276,51 +259,49 @@ void Fault::plant(Plan& plan) {
 }
 
 void Fault::plant_in_kv(const AnyTensor& tensor) {
-  const std::int64_t heads = tensor.shape[1];
-  if (!is(FaultKind::kv_head_map_wrong) || heads < 2) return;
-  const std::size_t head_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
-  std::vector<std::byte> first(head_bytes);
-  for (std::int64_t row = 0; row < tensor.shape[0]; ++row) {
-    std::memcpy(first.data(), tensor.row(row, 0), head_bytes);
-    for (std::int64_t head = 0; head + 1 < heads; ++head) {
-      std::memcpy(tensor.row(row, head), tensor.row(row, head + 1), head_bytes);
-    }
-    std::memcpy(tensor.row(row, heads - 1), first.data(), head_bytes);
-    ++sites_;
+  if (is(FaultKind::kv_head_map_wrong)) sites_ += rotate_heads(tensor, 1);
+}
+
+void Fault::plant(GradientPlan& plan) {
+  if (is(FaultKind::dkv_piece_dropped)) sites_ += drop_piece(plan.mutable_schedule());
+  if (is(FaultKind::dkv_piece_added_twice)) sites_ += add_piece_twice(plan.mutable_schedule());
+}
+
+void Fault::blind_all_hops(Plan& plan) {
+  Schedule& schedule = plan.mutable_schedule();
+  for (std::size_t step = 1; step < schedule.steps.size(); ++step) {
+    sites_ += blind_hop(schedule, step);
   }
 }
 
-void Fault::plant_in_results(const Plan& plan, const AnyTensor& out,
-                             const TensorView<float, 2>& lse) {
-  if (is(FaultKind::lse_base2)) {
-    for (std::int64_t row = 0; row < lse.shape[0]; ++row) {
-      for (std::int64_t head = 0; head < lse.shape[1]; ++head) {
-        lse(row, head) *= static_cast<float>(1.4426950408889634);  // log2(e)
-        ++sites_;
-      }
+void Fault::plant_in_results(const Plan& plan, std::span<const ResultTensor> results) {
+  for (const ResultTensor& tensor : results) {
+    if (tensor.role == ResultRole::lse && is(FaultKind::lse_base2)) {
+      sites_ += convert_to_base2(tensor);
     }
-  }
-  if (plan.rank() != last_rank_with_rows(plan)) return;
-  if (is(FaultKind::bit_flip)) {
-    flip_lowest_bit(out, out.shape[0] - 1);
-    ++sites_;
-  }
-  if (is(FaultKind::nan_row)) {
-    for (std::int64_t head = 0; head < out.shape[1]; ++head) {
-      for (std::int64_t channel = 0; channel < out.shape[2]; ++channel) {
-        store_from_float(out.row(0, head), out.dtype, channel,
-                         std::numeric_limits<float>::quiet_NaN());
-      }
+    if (tensor.role == ResultRole::dq && is(FaultKind::dq_head_group_wrong)) {
+      sites_ += rotate_heads(tensor.view(), plan.problem().shape.group_size());
     }
-    ++sites_;
+    if (tensor.role == ResultRole::out && plan.rank() == last_rank_with_rows(plan)) {
+      if (is(FaultKind::bit_flip)) sites_ += flip_lowest_bit(tensor.view());
+      if (is(FaultKind::nan_row)) sites_ += spoil_first_row(tensor.view());
+    }
+    if (tensor.role == ResultRole::dk && is(FaultKind::dk_chunk_zeroed) &&
+        plan.rank() == last_rank_with_keys(plan)) {
+      sites_ += zero_rows(tensor.view(), plan.shard().kv.front());
+    }
   }
 }
 
 Communicator& Fault::plant(Communicator& comm) {
+  if (is(FaultKind::gradients_rounded_per_hop)) {
+    replaced_ = make_rounding(comm, sites_);
+    return *replaced_;
+  }
   const bool leaves = is(FaultKind::rank_returns_early) || is(FaultKind::rank_never_answers);
   if (!leaves || comm.size() < 2 || comm.rank() != comm.size() - 1) return comm;
-  leaving_ = std::make_unique<LeavingCommunicator>(comm, is(FaultKind::rank_returns_early));
-  return *leaving_;
+  replaced_ = make_leaving(comm, is(FaultKind::rank_returns_early));
+  return *replaced_;
 }
 
 }  // namespace cpattn

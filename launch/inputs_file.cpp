@@ -18,7 +18,8 @@ namespace {
 /// Far above any model, far below where heads * head_dim * rows could overflow.
 constexpr std::int64_t kMaxHeads = 1 << 20;
 
-constexpr std::array<std::string_view, 5> kLeaves{"q", "k", "v", "cu_seqlens", "cu_seqlens_kv"};
+constexpr std::array<std::string_view, 7> kLeaves{
+    "q", "k", "v", "dout", "dlse", "cu_seqlens", "cu_seqlens_kv"};
 
 /// The tensors of one prefix, by the last part of their names.
 struct Group {
@@ -30,6 +31,7 @@ struct Group {
     return place == tensors.end() ? nullptr : place->second;
   }
   bool is_attention() const { return find("q") || find("k") || find("v"); }
+  bool has_gradient() const { return find("dout") || find("dlse"); }
   std::string full_name(std::string_view leaf) const {
     return prefix.empty() ? std::string(leaf) : prefix + "." + std::string(leaf);
   }
@@ -102,6 +104,28 @@ AttentionShape shape_of(const std::string& path, const Group& group) {
           .head_dim = q.shape[2],
           .value_dim = v.shape[2],
           .softmax_scale = 1.0 / std::sqrt(static_cast<double>(q.shape[2]))};
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t dim : shape) text += (text.empty() ? "[" : ", ") + std::to_string(dim);
+  return text + "]";
+}
+
+/// dout and dlse, where they are given, have one row and head for each of q's.
+void check_gradients(const std::string& path, const Group& group, const AttentionShape& shape) {
+  const std::int64_t rows = group.find("q")->shape[0];
+  const auto check = [&](std::string_view leaf, const std::vector<std::int64_t>& expected) {
+    const StoredTensor* const tensor = group.find(leaf);
+    if (tensor == nullptr) return;
+    const std::string here = where(path, *tensor);
+    require(dtype_of(tensor->type).has_value(), here, "dtype ", name_of(tensor->type),
+            ", expected F32, F16 or BF16");
+    require(tensor->shape == expected, here, "shape ", shape_text(tensor->shape), ", expected ",
+            shape_text(expected));
+  };
+  check("dout", {rows, shape.num_heads, shape.value_dim});
+  check("dlse", {rows, shape.num_heads});
 }
 
 template <class Integer>
@@ -189,9 +213,11 @@ class FileSource final : public InputSource {
     info_.name = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
     if (!group.prefix.empty()) info_.name += ":" + group.prefix;
     info_.shape = shape_of(path, group);
+    check_gradients(path, group, info_.shape);
     info_.batch = batch_of(path, group);
     validate(info_.shape);
     validate(info_.batch);
+    stand_in_ = make_synthetic({.shape = info_.shape, .batch = info_.batch});
   }
 
   const InputInfo& info() const override { return info_; }
@@ -199,7 +225,9 @@ class FileSource final : public InputSource {
   void read(TensorRole role, std::int64_t row_begin, const AnyTensor& dst) const override {
     detail::check_read(info_, role, row_begin, dst);
     file_->require_unchanged();
-    const StoredTensor& tensor = *group_.find(name_of(role));
+    const StoredTensor* const stored = group_.find(name_of(role));
+    if (stored == nullptr) return stand_in_->read(role, row_begin, dst);  // dout or dlse
+    const StoredTensor& tensor = *stored;
     const DType dtype = *dtype_of(tensor.type);
     const std::int64_t heads = dst.shape[1];
     const std::int64_t dim = dst.shape[2];
@@ -217,6 +245,7 @@ class FileSource final : public InputSource {
   std::shared_ptr<const SafetensorsFile> file_;  // shared by the sources of one file
   Group group_;                                  // points into *file_
   InputInfo info_;
+  std::unique_ptr<InputSource> stand_in_;  // for gradients that the file does not have
 };
 
 std::string list_of(const std::vector<Group>& groups) {
@@ -238,7 +267,8 @@ std::vector<std::unique_ptr<InputSource>> open_tensor_file(const std::string& pa
   std::map<std::string_view, const StoredTensor*> shared;  // the file's own cu_seqlens
   for (const Group& group : groups) {
     if (group.prefix.empty()) shared = group.tensors;
-    require(group.is_attention() || group.prefix.empty(), where(path), "tensor ",
+    const bool is_shared = group.prefix.empty() && !group.has_gradient();
+    require(group.is_attention() || is_shared, where(path), "tensor ",
             quoted_name(group.tensors.begin()->second->name), " without q, k and v of its prefix");
   }
   std::erase_if(groups, [](const Group& group) { return !group.is_attention(); });

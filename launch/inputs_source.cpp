@@ -13,6 +13,10 @@ std::array<std::int64_t, 3> extent_of(const InputInfo& info, TensorRole role) {
       return {info.batch.kv_rows, shape.num_kv_heads, shape.head_dim};
     case TensorRole::v:
       return {info.batch.kv_rows, shape.num_kv_heads, shape.value_dim};
+    case TensorRole::dout:
+      return {info.batch.q_rows, shape.num_heads, shape.value_dim};
+    case TensorRole::dlse:
+      return {info.batch.q_rows, shape.num_heads, 1};
   }
   return {};
 }

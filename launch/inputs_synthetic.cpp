@@ -54,7 +54,7 @@ constexpr float kHotValue = 32.0f;
 constexpr std::int64_t kChannelsPerOutlier = 32;
 
 /// Streams below the seed; the numbers are part of every synthetic input, so keep them.
-enum class Stream : std::int64_t { q = 0, k = 1, v = 2, outlier = 16 };
+enum class Stream : std::int64_t { q = 0, k = 1, v = 2, dout = 3, dlse = 4, outlier = 16 };
 
 Stream stream_of(TensorRole role) {
   switch (role) {
@@ -64,6 +64,10 @@ Stream stream_of(TensorRole role) {
       return Stream::k;
     case TensorRole::v:
       return Stream::v;
+    case TensorRole::dout:
+      return Stream::dout;
+    case TensorRole::dlse:
+      return Stream::dlse;
   }
   return Stream::q;
 }
@@ -99,6 +103,7 @@ Recipe recipe_of(const SyntheticSpec& spec, const InputInfo& info, TensorRole ro
   Recipe recipe;
   const std::uint64_t seed_key = mix(spec.seed + kGamma);
   recipe.key = draw(seed_key, static_cast<std::int64_t>(stream_of(role)));
+  if (role == TensorRole::dout || role == TensorRole::dlse) return recipe;
   const bool is_value = role == TensorRole::v;
   switch (spec.distribution) {
     case Distribution::normal:

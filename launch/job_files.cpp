@@ -15,6 +15,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "launch/report.h"
 #include "src/base/error.h"
 
 namespace cpattn {

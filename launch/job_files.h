@@ -7,17 +7,10 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
-
-#include "launch/report.h"
-#include "src/base/dtype.h"
-#include "src/base/tensor_view.h"
-#include "src/device/memory.h"
 
 namespace cpattn {
 
@@ -67,40 +60,5 @@ class TerminationNote {
   int stop_fd_ = -1;
   std::thread watcher_;
 };
-
-/// One lane's result in global row order, as rank 0 put it together.
-struct LaneResult {
-  std::int64_t rows = 0;
-  std::int64_t heads = 0;
-  std::int64_t value_dim = 0;
-  DType out_dtype = DType::f32;
-  Buffer out;         ///< [rows, heads, value_dim]; rows nobody delivered are NaN
-  Buffer lse;         ///< [rows, heads]
-  Buffer deliveries;  ///< one byte per row: how often it was delivered (255: or more)
-  std::vector<RankReceipt> ranks;
-  std::vector<std::string> problems;  ///< what went wrong while putting it together
-  std::string transport;
-  std::string guarantee;
-  std::string isa;
-  std::string numerics;
-  std::int64_t threads = 0;
-
-  AnyTensor out_view() const;  ///< [rows, heads, value_dim]
-  AnyTensor lse_view() const;  ///< [rows, heads, 1]
-  std::size_t out_bytes() const;
-  std::size_t lse_bytes() const;
-};
-
-/// A result with its buffers allocated and nothing delivered.
-LaneResult make_lane_result(std::int64_t rows, std::int64_t heads, std::int64_t value_dim,
-                            DType out_dtype);
-
-void save_result(const std::string& path, const LaneResult& result);
-/// Nothing when there is no such file; InternalError when it is not what save_result() wrote.
-std::optional<LaneResult> load_result(const std::string& path);
-
-/// Receipts as text and back, for a message or a file.
-std::string to_text(const RankReceipt& receipt);
-RankReceipt receipt_from_text(std::string_view text);
 
 }  // namespace cpattn

@@ -16,7 +16,7 @@ namespace {
 
 int list_faults() {
   for (const auto& [kind, name] : EnumNames<FaultKind>::kValues) {
-    std::cout << fmt::format("{:<24}{}\n", name, description_of(kind));
+    std::cout << fmt::format("{:<27}{}\n", name, description_of(kind));
   }
   return static_cast<int>(ExitCode::pass);
 }

@@ -4,71 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <limits>
-#include <set>
 
 #include "cp/plan.h"
-#include "cp/sharding.h"
-#include "kernels/reference/attention.h"
-#include "launch/logit_magnitude.h"
+#include "launch/compare.h"
+#include "launch/error_bound.h"
 #include "src/base/error.h"
 
 namespace cpattn {
 namespace {
-
-RowMap make_row_map(const SequenceBatch& batch, const CpConfig& config) {
-  RowMap map;
-  map.chunks = make_sharding(batch, config, 1).shards[0].q;
-  map.chunk_of_row.assign(static_cast<std::size_t>(batch.q_rows), -1);
-  map.visible_keys.assign(static_cast<std::size_t>(batch.q_rows), 0);
-  for (std::size_t i = 0; i < map.chunks.size(); ++i) {
-    const OwnedChunk& chunk = map.chunks[i];
-    const Document& document = batch.documents[static_cast<std::size_t>(chunk.document)];
-    for (std::int64_t token = 0; token < chunk.num_tokens; ++token) {
-      const auto row = static_cast<std::size_t>(chunk.row_begin + token);
-      map.chunk_of_row[row] = static_cast<std::int32_t>(i);
-      map.visible_keys[row] = visible_pairs(document, config.mask, chunk.first + token, 1);
-    }
-  }
-  for (std::size_t row = 0; row < map.chunk_of_row.size(); ++row) {
-    if (map.chunk_of_row[row] >= 0) map.rows.push_back(static_cast<std::int64_t>(row));
-  }
-  return map;
-}
-
-/// A global tensor of one role, of which only some rows are filled (untouched pages cost nothing).
-struct GlobalTensor {
-  Buffer memory;
-  AnyTensor view;
-};
-
-GlobalTensor read_rows(const InputSource& source, TensorRole role, DType dtype,
-                       const std::array<std::int64_t, 3>& shape,
-                       const std::vector<std::int64_t>& rows) {
-  GlobalTensor tensor;
-  tensor.memory = Buffer(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]) * size_of(dtype));
-  tensor.view = contiguous_tensor(static_cast<void*>(tensor.memory.data()), dtype, shape);
-  for (std::size_t i = 0; i < rows.size();) {
-    std::size_t end = i + 1;  // neighbouring rows are read together
-    while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
-    AnyTensor part = tensor.view;
-    part.shape[0] = static_cast<std::int64_t>(end - i);
-    part.data = tensor.view.row(rows[i], 0);
-    source.read(role, rows[i], part);
-    i = end;
-  }
-  return tensor;
-}
-
-std::vector<std::int64_t> key_rows(const SequenceBatch& batch) {
-  std::vector<std::int64_t> rows;
-  for (const Document& document : batch.documents) {
-    for (std::int64_t i = 0; i < document.kv_tokens; ++i) rows.push_back(document.kv_begin + i);
-  }
-  std::sort(rows.begin(), rows.end());
-  return rows;
-}
 
 void fail(LaneReport& report, const std::string& reason) {
   report.status = LaneStatus::failed;
@@ -76,46 +19,75 @@ void fail(LaneReport& report, const std::string& reason) {
   report.reasons.push_back(reason);
 }
 
-}  // namespace
-
-std::vector<std::int64_t> choose_reference_rows(const std::vector<OwnedChunk>& chunks,
-                                                double flop_of_all, double flop_budget,
-                                                std::int64_t asked) {
-  std::vector<std::int64_t> all;
-  std::vector<std::int64_t> edges;
-  for (const OwnedChunk& chunk : chunks) {
-    if (chunk.num_tokens == 0) continue;
-    edges.push_back(chunk.row_begin);
-    edges.push_back(chunk.row_begin + chunk.num_tokens - 1);
-    for (std::int64_t i = 0; i < chunk.num_tokens; ++i) all.push_back(chunk.row_begin + i);
+bool is_compared(Direction direction, ResultRole role) {
+  switch (direction) {
+    case Direction::forward:
+      return !is_gradient(role);
+    case Direction::backward:
+      return is_gradient(role);
+    case Direction::both:
+      return true;
   }
-  std::sort(all.begin(), all.end());
-  std::sort(edges.begin(), edges.end());
-  const auto total = static_cast<std::int64_t>(all.size());
-  std::int64_t count = total;
-  if (asked > 0) {
-    count = std::min(asked, total);
-  } else if (flop_of_all > flop_budget) {
-    count = static_cast<std::int64_t>(static_cast<double>(total) * (flop_budget / flop_of_all));
-    count = std::clamp<std::int64_t>(count, std::min<std::int64_t>(total, 2), total);
-  }
-  if (count == total) return all;
-
-  std::set<std::int64_t> chosen;
-  const auto spread = [&](const std::vector<std::int64_t>& from, std::int64_t number) {
-    const auto size = static_cast<std::int64_t>(from.size());
-    for (std::int64_t i = 0; i < std::min(number, size); ++i) {
-      const std::int64_t last = std::max<std::int64_t>(1, std::min(number, size) - 1);
-      chosen.insert(from[static_cast<std::size_t>(i * (size - 1) / last)]);
-    }
-  };
-  spread(edges, count / 2);
-  std::vector<std::int64_t> rest;
-  std::set_difference(all.begin(), all.end(), chosen.begin(), chosen.end(),
-                      std::back_inserter(rest));
-  spread(rest, count - static_cast<std::int64_t>(chosen.size()));
-  return {chosen.begin(), chosen.end()};
+  return true;
 }
+
+/// Exact values of one tensor's reference rows, and what each of its groups may be off.
+struct BoundedValues {
+  const std::vector<double>* values = nullptr;
+  std::vector<double> relative;
+  std::vector<double> absolute;
+  double floor = 0.0;
+};
+
+/// Bounds of out or lse.
+BoundedValues bounded_forward(ResultRole role, const Reference& exact,
+                              const Arithmetic& arithmetic) {
+  BoundedValues bounded;
+  const bool is_out = role == ResultRole::out;
+  bounded.values = is_out ? &exact.out : &exact.lse;
+  bounded.floor = is_out ? 0.0 : 1.0;
+  for (const BoundedGroup& group : exact.groups) {
+    bounded.relative.push_back(is_out ? out_bound(arithmetic, group)
+                                      : lse_bound(arithmetic, group));
+  }
+  return bounded;
+}
+
+/// Bounds of dq, dk or dv: those of their rows, added up by head and chunk.
+BoundedValues bounded_gradient(ResultRole role, const Reference& exact, std::size_t num_chunks,
+                               const std::array<std::int64_t, 3>& shape,
+                               const Arithmetic& arithmetic) {
+  const reference::GradientRows& gradient = role == ResultRole::dq   ? exact.gradient.dq
+                                            : role == ResultRole::dk ? exact.gradient.dk
+                                                                     : exact.gradient.dv;
+  const auto summed_over = has_key_rows(role) ? SummedOver::rows : SummedOver::keys;
+  const auto heads = static_cast<std::size_t>(shape[1]);
+  const auto dim = static_cast<std::size_t>(shape[2]);
+  const std::vector<std::int32_t>& chunk_of_row = exact.rows_of(role).chunk_of_row;
+  std::vector<double> squares(num_chunks * heads);
+  std::vector<std::int64_t> rows(num_chunks * heads);
+  for (std::size_t i = 0; i < chunk_of_row.size(); ++i) {
+    for (std::size_t head = 0; head < heads; ++head) {
+      const std::size_t place = i * heads + head;
+      const double* values = &gradient.values[place * dim];
+      const double norm = std::sqrt(reference::dot(values, values, dim));
+      const double error =
+          gradient_error(arithmetic, summed_over, gradient.sensitivities[place], norm);
+      const std::size_t group = static_cast<std::size_t>(chunk_of_row[i]) * heads + head;
+      squares[group] += error * error;
+      ++rows[group];
+    }
+  }
+  BoundedValues bounded;
+  bounded.values = &gradient.values;
+  bounded.relative.assign(squares.size(), kGradientBound);
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    bounded.absolute.push_back(gradient_bound(rows[i], squares[i]));
+  }
+  return bounded;
+}
+
+}  // namespace
 
 Judge::Judge(const RunConfig& config, const Inputs& inputs, int threads)
     : config_(config),
@@ -139,6 +111,7 @@ LaneReport Judge::blank_report(std::size_t lane, std::int64_t cp) const {
   report.mask = spec.lane.mask;
   report.dtype = spec.lane.dtype;
   report.schedule = spec.lane.schedule;
+  report.direction = config_.direction;
   // Repeating a run on one rank repeats its bits whatever the schedule.
   report.bits_must_match = spec.lane.schedule == ScheduleKind::canonical || cp == 1;
   return report;
@@ -146,7 +119,6 @@ LaneReport Judge::blank_report(std::size_t lane, std::int64_t cp) const {
 
 LaneReport Judge::judge(std::size_t lane, std::int64_t cp, const LaneResult& result) {
   const LaneSpec& spec = lanes_[lane];
-  const RowMap& map = row_map(spec);
   LaneReport report = blank_report(lane, cp);
   report.status = LaneStatus::passed;
   report.transport = result.transport;
@@ -157,123 +129,141 @@ LaneReport Judge::judge(std::size_t lane, std::int64_t cp, const LaneResult& res
   report.threads = result.threads;
   report.ranks = result.ranks;
   for (const std::string& problem : result.problems) fail(report, problem);
-  judge_delivery(result, map, report);
-  judge_bits(spec, result, map, report);
-  judge_error(spec, result, report);
+  judge_delivery(result, row_maps(spec), report);
+  judge_tensors(spec, result, report);
   return report;
 }
 
-void Judge::judge_delivery(const LaneResult& result, const RowMap& map, LaneReport& report) const {
+void Judge::judge_delivery(const LaneResult& result, const RowMaps& maps,
+                           LaneReport& report) const {
   if (static_cast<std::int64_t>(result.ranks.size()) != report.cp) {
     fail(report, fmt::format("{} of {} ranks delivered", result.ranks.size(), report.cp));
   }
-  std::int64_t wrong = 0;
-  std::int64_t first = -1;
-  for (std::int64_t row = 0; row < result.rows; ++row) {
-    const auto place = static_cast<std::size_t>(row);
-    const int expected = map.chunk_of_row[place] >= 0 ? 1 : 0;
-    if (result.deliveries.as<unsigned char>()[place] == expected) continue;
-    if (wrong++ == 0) first = row;
+  for (const bool of_keys : {false, true}) {
+    if (of_keys && !has_gradients(config_)) continue;
+    const RowMap& map = of_keys ? maps.kv : maps.q;
+    const unsigned char* const deliveries = result.deliveries(of_keys);
+    std::int64_t wrong = 0;
+    std::int64_t first = -1;
+    for (std::size_t row = 0; row < map.chunk_of_row.size(); ++row) {
+      if (deliveries[row] == (map.chunk_of_row[row] >= 0 ? 1 : 0)) continue;
+      if (wrong++ == 0) first = static_cast<std::int64_t>(row);
+    }
+    if (wrong == 0) continue;
+    fail(report, fmt::format("{} {}row{} not delivered exactly once, first row {} ({} times)",
+                             wrong, of_keys ? "key " : "", wrong == 1 ? " was" : "s were", first,
+                             deliveries[first]));
   }
-  if (wrong == 0) return;
-  fail(report, fmt::format("{} row{} not delivered exactly once, first row {} ({} times)", wrong,
-                           wrong == 1 ? " was" : "s were", first,
-                           result.deliveries.as<unsigned char>()[static_cast<std::size_t>(first)]));
 }
 
-void Judge::judge_bits(const LaneSpec& spec, const LaneResult& result, const RowMap& map,
-                       LaneReport& report) const {
-  const std::size_t index = baseline_index(baselines_, spec);
-  if (!baseline_results_[index]) {
+void Judge::judge_tensors(const LaneSpec& spec, const LaneResult& result, LaneReport& report) {
+  const RowMaps& maps = row_maps(spec);
+  if (!baseline_results_[baseline_index(baselines_, spec)]) {
     fail(report, "there is no single-rank result to compare with");
     return;
   }
-  const LaneResult& baseline = *baseline_results_[index];
-  BitComparison bits = compare_bits(result.out_view(), baseline.out_view(), map.rows);
-  const std::string tensor = bits.mismatches > 0 ? "out" : "lse";
-  accumulate(bits, compare_bits(result.lse_view(), baseline.lse_view(), map.rows));
-  report.compared_elements = bits.compared;
-  report.bit_mismatch = bits.mismatches;
-  if (bits.first) report.first_difference = tensor + " " + to_string(*bits.first);
-  if (bits.compared == 0) fail(report, "no element was compared");
+  for (const auto& [role, name] : EnumNames<ResultRole>::kValues) {
+    // A tensor without rows has nothing to be compared.
+    if (!is_compared(config_.direction, role) || maps.of(role).rows.empty()) continue;
+    TensorReport& tensor_report = report.tensors.emplace_back();
+    tensor_report.name = name;
+    const ResultTensor* const tensor = result.find(role);
+    if (tensor == nullptr) {
+      tensor_report.passes = false;
+      fail(report, fmt::format("{} was not delivered", name));
+      continue;
+    }
+    const std::size_t reasons_before = report.reasons.size();
+    const Tensor judged{spec, result, *tensor, tensor_report, report};
+    judge_bits(judged, maps.of(role));
+    judge_error(judged, maps.of(role));
+    tensor_report.passes = report.reasons.size() == reasons_before;
+  }
+  if (report.compared_elements() == 0) fail(report, "no element was compared");
+}
+
+void Judge::judge_bits(const Tensor& tensor, const RowMap& map) const {
+  const LaneResult& baseline = *baseline_results_[baseline_index(baselines_, tensor.spec)];
+  const ResultTensor* const expected = baseline.find(tensor.tensor.role);
+  if (expected == nullptr) {
+    fail(tensor.lane, fmt::format("the single-rank run did not deliver {}", tensor.report.name));
+    return;
+  }
+  const BitComparison bits = compare_bits(tensor.tensor.view(), expected->view(), map.rows);
+  tensor.report.compared_elements = bits.compared;
+  tensor.report.bit_mismatch = bits.mismatches;
+  if (bits.compared == 0) fail(tensor.lane, tensor.report.name + ": no element was compared");
   if (bits.mismatches == 0) return;
-  const std::string text =
-      fmt::format("{} of {} elements differ in bits from the single-rank run, first {}",
-                  bits.mismatches, bits.compared, report.first_difference);
-  if (report.bits_must_match) {
-    fail(report, text);
+  tensor.report.first_difference = to_string(*bits.first);
+  const std::string text = fmt::format(
+      "{}: {} of {} elements differ in bits from the single-rank run, first at {}",
+      tensor.report.name, bits.mismatches, bits.compared, tensor.report.first_difference);
+  if (tensor.lane.bits_must_match) {
+    fail(tensor.lane, text);
   } else {
-    report.notes.push_back(text + "; the arrival schedule promises no bits");
+    tensor.lane.notes.push_back(text + "; the arrival schedule promises no bits");
   }
 }
 
 Arithmetic Judge::arithmetic_of(const LaneSpec& spec, const LaneResult& result) const {
   const InputInfo& info = inputs_[static_cast<std::size_t>(spec.source)]->info();
-  std::int64_t longest = 0;
+  const bool is_arrival = spec.lane.schedule == ScheduleKind::arrival;
+  const auto run = [&](std::int64_t longest) {
+    return is_arrival ? longest : std::min(longest, config_.cp_config.chunk_tokens);
+  };
+  std::int64_t longest_q = 0;
+  std::int64_t longest_kv = 0;
   for (const Document& document : info.batch.documents) {
-    longest = std::max(longest, document.kv_tokens);
+    longest_q = std::max(longest_q, document.q_tokens);
+    longest_kv = std::max(longest_kv, document.kv_tokens);
   }
-  Arithmetic arithmetic;
-  arithmetic.head_dim = info.shape.head_dim;
-  arithmetic.run_keys = spec.lane.schedule == ScheduleKind::arrival
-                            ? longest
-                            : std::min(longest, config_.cp_config.chunk_tokens);
-  // The name of the arithmetic says whether weights go through a bf16 dot product.
-  arithmetic.rounds_weights = result.numerics.starts_with("bf16-dot");
-  return arithmetic;
+  return {.head_dim = info.shape.head_dim,
+          .value_dim = info.shape.value_dim,
+          .run_keys = run(longest_kv),
+          .run_rows = run(longest_q) * info.shape.group_size(),
+          // The name of the arithmetic says whether weights go through a bf16 dot product.
+          .rounds_weights = result.numerics.starts_with("bf16-dot"),
+          .out_dtype = result.find(ResultRole::out)->dtype};
 }
 
-void Judge::judge_error(const LaneSpec& spec, const LaneResult& result, LaneReport& report) {
-  const Reference& exact = reference(spec);
-  const RowMap& map = row_map(spec);
-  report.reference_rows = static_cast<std::int64_t>(exact.rows.size());
-  report.total_rows = static_cast<std::int64_t>(map.rows.size());
-  const Arithmetic arithmetic = arithmetic_of(spec, result);
-  std::vector<double> out_bounds;
-  std::vector<double> lse_bounds;
-  for (const BoundedGroup& group : exact.groups) {
-    out_bounds.push_back(out_bound(arithmetic, group));
-    lse_bounds.push_back(lse_bound(arithmetic, group));
-  }
-
-  Expectation expectation{.rows = exact.rows,
-                          .values = exact.out,
-                          .chunk_of_row = exact.chunk_of_row,
-                          .num_chunks = static_cast<std::int32_t>(map.chunks.size()),
-                          .relative = out_bounds,
-                          .rounded_to = result.out_dtype};
-  if (result.out_dtype != DType::f32) expectation.rounding_share = kOutputRoundingShare;
-  const ErrorSummary out = compare_error(result.out_view(), expectation);
-  expectation.values = exact.lse;
-  expectation.relative = lse_bounds;
-  expectation.floor = 1.0;
-  expectation.rounded_to = DType::f32;
-  expectation.rounding_share = 0.0;
-  const ErrorSummary lse = compare_error(result.lse_view(), expectation);
-
-  report.rel_l2 = out.rel_l2;
-  report.worst_rel_l2 = out.worst_rel_l2;
-  report.rel_l2_bound = out.worst_allowed;
-  report.max_abs = out.max_abs;
-  report.worst_head = out.worst_head;
-  report.worst_chunk = out.worst_chunk;
-  report.rel_l2_lse = lse.rel_l2;
-  report.worst_rel_l2_lse = lse.worst_rel_l2;
-  report.rel_l2_lse_bound = lse.worst_allowed;
-  if (!out.passes()) {
-    for (const std::string& reason : reasons(out, "out")) fail(report, reason);
-  }
-  if (!lse.passes()) {
-    for (const std::string& reason : reasons(lse, "lse")) fail(report, reason);
-  }
+void Judge::judge_error(const Tensor& tensor, const RowMap& map) {
+  const Reference& exact = reference(tensor.spec);
+  const ResultRole role = tensor.tensor.role;
+  const ReferenceRows& rows = exact.rows_of(role);
+  tensor.report.reference_rows = static_cast<std::int64_t>(rows.rows.size());
+  tensor.report.total_rows = static_cast<std::int64_t>(map.rows.size());
+  const Arithmetic arithmetic = arithmetic_of(tensor.spec, tensor.result);
+  const BoundedValues bounded =
+      is_gradient(role)
+          ? bounded_gradient(role, exact, map.chunks.size(), tensor.tensor.shape, arithmetic)
+          : bounded_forward(role, exact, arithmetic);
+  const DType dtype = tensor.tensor.dtype;
+  const ErrorSummary error = compare_error(
+      tensor.tensor.view(), {.rows = rows.rows,
+                             .values = *bounded.values,
+                             .chunk_of_row = rows.chunk_of_row,
+                             .num_chunks = static_cast<std::int32_t>(map.chunks.size()),
+                             .relative = bounded.relative,
+                             .absolute = bounded.absolute,
+                             .floor = bounded.floor,
+                             .rounded_to = dtype,
+                             .rounding_share = dtype == DType::f32 ? 0.0 : kOutputRoundingShare});
+  tensor.report.rel_l2 = error.rel_l2;
+  tensor.report.worst_rel_l2 = error.worst_rel_l2;
+  tensor.report.bound = error.worst_allowed;
+  tensor.report.max_abs = error.max_abs;
+  tensor.report.worst_head = error.worst_head;
+  tensor.report.worst_chunk = error.worst_chunk;
+  if (error.passes()) return;
+  for (const std::string& reason : reasons(error, tensor.report.name)) fail(tensor.lane, reason);
 }
 
-const RowMap& Judge::row_map(const LaneSpec& spec) {
+const RowMaps& Judge::row_maps(const LaneSpec& spec) {
   const std::string key = fmt::format("{} {}", spec.source, name_of(spec.lane.mask));
   const auto found = row_maps_.find(key);
   if (found != row_maps_.end()) return found->second;
   const InputInfo& info = inputs_[static_cast<std::size_t>(spec.source)]->info();
-  return row_maps_.emplace(key, make_row_map(info.batch, cp_config_of(config_, spec.lane)))
+  return row_maps_.emplace(key, make_row_maps(info.batch, cp_config_of(config_, spec.lane)))
       .first->second;
 }
 
@@ -282,60 +272,18 @@ const Reference& Judge::reference(const LaneSpec& spec) {
       fmt::format("{} {} {}", spec.source, name_of(spec.lane.mask), name_of(spec.lane.dtype));
   const auto found = references_.find(key);
   if (found != references_.end()) return found->second;
-  return references_.emplace(key, make_reference(spec)).first->second;
-}
-
-Reference Judge::make_reference(const LaneSpec& spec) {
-  const InputSource& source = *inputs_[static_cast<std::size_t>(spec.source)];
-  const RowMap& map = row_map(spec);
-  const Problem problem = problem_of(config_, spec.lane, source.info());
-  const AttentionShape& shape = problem.shape;
-  double pairs = 0.0;
-  for (const std::int64_t keys : map.visible_keys) pairs += static_cast<double>(keys);
-  const double flop = 2.0 * pairs * static_cast<double>(shape.num_heads) *
-                      static_cast<double>(shape.head_dim + shape.value_dim);
-  const double num_references =
-      static_cast<double>(inputs_.size() * config_.mask.size() * config_.dtype.size());
-
-  Reference exact;
-  exact.rows = choose_reference_rows(map.chunks, flop, kReferenceFlopBudget / num_references,
-                                     config_.reference_rows);
-  for (const std::int64_t row : exact.rows) {
-    exact.chunk_of_row.push_back(map.chunk_of_row[static_cast<std::size_t>(row)]);
-  }
-  exact.groups.assign(map.chunks.size() * static_cast<std::size_t>(shape.num_heads), {.rows = 0});
-  if (exact.rows.empty()) return exact;  // to the reference an empty list means all rows
-  const SequenceBatch& batch = problem.batch;
-  const std::vector<std::int64_t> keys = key_rows(batch);
-  const GlobalTensor q = read_rows(source, TensorRole::q, problem.dtype,
-                                   {batch.q_rows, shape.num_heads, shape.head_dim}, exact.rows);
-  const GlobalTensor k = read_rows(source, TensorRole::k, problem.dtype,
-                                   {batch.kv_rows, shape.num_kv_heads, shape.head_dim}, keys);
-  const GlobalTensor v = read_rows(source, TensorRole::v, problem.dtype,
-                                   {batch.kv_rows, shape.num_kv_heads, shape.value_dim}, keys);
-  const reference::AttentionArgs args{.shape = shape,
-                                      .batch = batch,
-                                      .mask = spec.lane.mask,
-                                      .q = q.view,
-                                      .k = k.view,
-                                      .v = v.view,
-                                      .rows = exact.rows,
-                                      .num_threads = threads_};
-  reference::AttentionResult result = reference::attention(args);
-  exact.out = std::move(result.out);
-  exact.lse = std::move(result.lse);
-  std::vector<std::int64_t> visible;
-  for (const std::int64_t row : exact.rows) {
-    visible.push_back(map.visible_keys[static_cast<std::size_t>(row)]);
-  }
-  const std::vector<double> magnitudes = logit_magnitudes(
-      args, exact.lse, exact.chunk_of_row, visible, static_cast<std::int32_t>(map.chunks.size()));
-  for (std::size_t i = 0; i < exact.groups.size(); ++i) {
-    const auto chunk = static_cast<std::int32_t>(i / static_cast<std::size_t>(shape.num_heads));
-    exact.groups[i] = {std::count(exact.chunk_of_row.begin(), exact.chunk_of_row.end(), chunk),
-                       magnitudes[i]};
-  }
-  return exact;
+  const auto& baseline = baseline_results_[baseline_index(baselines_, spec)];
+  return references_
+      .emplace(key,
+               make_reference({.config = config_,
+                               .source = *inputs_[static_cast<std::size_t>(spec.source)],
+                               .lane = spec.lane,
+                               .maps = row_maps(spec),
+                               .single_rank = baseline ? &*baseline : nullptr,
+                               .num_references = static_cast<double>(
+                                   inputs_.size() * config_.mask.size() * config_.dtype.size()),
+                               .threads = threads_}))
+      .first->second;
 }
 
 }  // namespace cpattn

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
+#include "cp/gradient_plan.h"
 #include "cp/plan.h"
 #include "cp/ring_attention.h"
+#include "cp/ring_gradient.h"
+#include "launch/parity_delivery.h"
 #include "src/base/error.h"
 #include "src/comm/communicator.h"
 #include "src/device/memory.h"
@@ -62,61 +64,58 @@ std::int64_t peak_rss_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
-/// What a rank sends to rank 0: receipt, out rows, lse rows, one after the other.
-std::vector<std::byte> pack_delivery(const RankReceipt& receipt, const OwnedTensor& out,
-                                     const Buffer& lse) {
-  const std::string text = to_text(receipt);
-  const std::uint64_t text_bytes = text.size();
-  std::vector<std::byte> bytes(sizeof(text_bytes) + text.size() + out.memory.size_bytes() +
-                               lse.size_bytes());
-  std::byte* place = bytes.data();
-  const auto append = [&](const void* from, std::size_t size) {
-    if (size == 0) return;
-    std::memcpy(place, from, size);
-    place += size;
-  };
-  append(&text_bytes, sizeof(text_bytes));
-  append(text.data(), text.size());
-  append(out.memory.data(), out.memory.size_bytes());
-  append(lse.data(), lse.size_bytes());
-  return bytes;
-}
-
-/// Puts one rank's rows where they belong and counts them.
-void unpack_delivery(const std::vector<std::byte>& bytes, const std::vector<std::int64_t>& rows,
-                     LaneResult& result) {
-  std::uint64_t text_bytes = 0;
-  const std::size_t row_out =
-      static_cast<std::size_t>(result.heads * result.value_dim) * size_of(result.out_dtype);
-  const std::size_t row_lse = static_cast<std::size_t>(result.heads) * sizeof(float);
-  invariant(bytes.size() >= sizeof(text_bytes), "a delivery without a receipt");
-  std::memcpy(&text_bytes, bytes.data(), sizeof(text_bytes));
-  invariant(bytes.size() == sizeof(text_bytes) + text_bytes + rows.size() * (row_out + row_lse),
-            "a delivery of ", bytes.size(), " bytes for ", rows.size(), " rows");
-  const std::byte* place = bytes.data() + sizeof(text_bytes);
-  result.ranks.push_back(receipt_from_text(
-      {reinterpret_cast<const char*>(place), static_cast<std::size_t>(text_bytes)}));
-  place += text_bytes;
-  const std::byte* lse = place + rows.size() * row_out;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto row = static_cast<std::size_t>(rows[i]);
-    std::memcpy(result.out.data() + row * row_out, place + i * row_out, row_out);
-    std::memcpy(result.lse.data() + row * row_lse, lse + i * row_lse, row_lse);
-    auto& count = result.deliveries.as<unsigned char>()[row];
-    if (count < 255) ++count;
-  }
-}
-
 /// The tensors of one rank's lane.
 struct LocalTensors {
-  OwnedTensor q, k, v, out;
-  Buffer lse;
+  OwnedTensor q, k, v, dout, dlse;
+  std::vector<ResultTensor> results;
 
-  ForwardTensors forward_tensors(std::int64_t rows, std::int64_t heads) const {
-    return {q.view, k.view, v.view, out.view,
-            contiguous_view(lse.as<float>(), std::array<std::int64_t, 2>{rows, heads})};
+  AnyTensor result(ResultRole role) const {
+    for (const ResultTensor& tensor : results) {
+      if (tensor.role == role) return tensor.view();
+    }
+    return {};
+  }
+  TensorView<float, 2> lse() const { return rows_and_heads(result(ResultRole::lse)); }
+  ForwardTensors forward() const {
+    return {q.view, k.view, v.view, result(ResultRole::out), lse()};
+  }
+  /// With the out that the backward is to believe in.
+  BackwardTensors backward(const AnyConstTensor& out) const {
+    const TensorView<float, 2> row_lse = lse();
+    const TensorView<float, 2> row_dlse = rows_and_heads(dlse.view);
+    return {q.view,
+            k.view,
+            v.view,
+            out,
+            {row_lse.data, row_lse.shape, row_lse.strides},
+            dout.view,
+            {row_dlse.data, row_dlse.shape, row_dlse.strides},
+            result(ResultRole::dq),
+            result(ResultRole::dk),
+            result(ResultRole::dv)};
+  }
+
+ private:
+  static TensorView<float, 2> rows_and_heads(const AnyTensor& tensor) {
+    return contiguous_view(static_cast<float*>(tensor.data),
+                           std::array<std::int64_t, 2>{tensor.shape[0], tensor.shape[1]});
   }
 };
+
+/// As a trainer would have it: of out's type where that is the type of the inputs, else f32 (which
+/// every backward takes). Either way the values are rounded to the type of the inputs.
+OwnedTensor load_dout(const LaneRun& run, const Problem& problem, const Shard& shard) {
+  const AttentionShape& shape = problem.shape;
+  OwnedTensor rounded = make_tensor(problem.dtype, shard.q_rows, shape.num_heads, shape.value_dim);
+  load_chunks(run.source, TensorRole::dout, shard.q, rounded.view);
+  if (problem.dtype == problem.out_dtype || problem.dtype == DType::f32) return rounded;
+  OwnedTensor dout = make_tensor(DType::f32, shard.q_rows, shape.num_heads, shape.value_dim);
+  const std::int64_t elements = shard.q_rows * shape.num_heads * shape.value_dim;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    dout.memory.as<float>()[i] = load_as_float(rounded.view.data, problem.dtype, i);
+  }
+  return dout;
+}
 
 LocalTensors load_tensors(const LaneRun& run, const Plan& plan, Fault& fault) {
   const Problem& problem = plan.problem();
@@ -126,14 +125,64 @@ LocalTensors load_tensors(const LaneRun& run, const Plan& plan, Fault& fault) {
   local.q = make_tensor(problem.dtype, shard.q_rows, shape.num_heads, shape.head_dim);
   local.k = make_tensor(problem.dtype, shard.kv_rows, shape.num_kv_heads, shape.head_dim);
   local.v = make_tensor(problem.dtype, shard.kv_rows, shape.num_kv_heads, shape.value_dim);
-  local.out = make_tensor(problem.out_dtype, shard.q_rows, shape.num_heads, shape.value_dim);
-  local.lse = Buffer(static_cast<std::size_t>(shard.q_rows * shape.num_heads) * sizeof(float));
   load_chunks(run.source, TensorRole::q, shard.q, local.q.view);
   load_chunks(run.source, TensorRole::k, shard.kv, local.k.view);
   load_chunks(run.source, TensorRole::v, shard.kv, local.v.view);
   fault.plant_in_kv(local.k.view);
   fault.plant_in_kv(local.v.view);
+  const bool has_backward = has_gradients(run.config);
+  local.results = make_result_tensors(problem, has_backward, shard.q_rows, shard.kv_rows);
+  if (!has_backward) return local;
+  local.dout = load_dout(run, problem, shard);
+  if (run.config.dlse) {
+    local.dlse = make_tensor(DType::f32, shard.q_rows, shape.num_heads, 1);
+    load_chunks(run.source, TensorRole::dlse, shard.q, local.dlse.view);
+  }
   return local;
+}
+
+/// Runs the forward again with nothing but what is here before the first hop: an out that is no
+/// rank's to believe in.
+OwnedTensor partial_out(const Plan& plan, const LocalTensors& local, Communicator& comm,
+                        Fault& fault) {
+  const Problem& problem = plan.problem();
+  Plan blind(problem, plan.config(), plan.kernels(), plan.rank(), plan.world_size());
+  fault.blind_all_hops(blind);
+  OwnedTensor out = make_tensor(problem.out_dtype, plan.shard().q_rows, problem.shape.num_heads,
+                                problem.shape.value_dim);
+  OwnedTensor lse = make_tensor(DType::f32, plan.shard().q_rows, problem.shape.num_heads, 1);
+  ForwardTensors tensors = local.forward();
+  tensors.out = out.view;
+  tensors.lse.data = lse.memory.as<float>();
+  RingAttention(blind, comm).forward(tensors);
+  return out;
+}
+
+void add(const TransferStats& stats, RankReceipt& receipt) {
+  receipt.bytes_sent += static_cast<std::int64_t>(stats.bytes_sent);
+  receipt.messages += stats.messages_posted;
+  receipt.exposed_seconds += stats.exposed_seconds;
+}
+
+void run_backward(const LaneRun& run, const Plan& plan, const LocalTensors& local,
+                  Communicator& comm, Fault& fault, RankReceipt& receipt) {
+  GradientPlan gradient_plan(plan);
+  fault.plant(gradient_plan);
+  RingGradient gradient(plan, gradient_plan, comm);
+  AnyConstTensor out = local.result(ResultRole::out);
+  OwnedTensor partial;
+  if (fault.believes_partial_out()) {
+    partial = partial_out(plan, local, comm, fault);
+    out = partial.view;
+  }
+  comm.barrier(deadline_after(Seconds(run.config.cp_config.timeout_seconds)),
+               "start of a backward");
+  const Clock::time_point start = Clock::now();
+  gradient.backward(local.backward(out));
+  receipt.backward_seconds = Seconds(Clock::now() - start).count();
+  receipt.seconds += receipt.backward_seconds;
+  for (const TransferStats& stats : {gradient.ring_stats(), gradient.piece_stats()})
+    add(stats, receipt);
 }
 
 }  // namespace
@@ -167,7 +216,8 @@ std::optional<FaultKind> fault_of_lane(const RunConfig& config, const LaneSpec& 
                                        std::int64_t cp, const InputInfo& input) {
   const std::optional<FaultKind> fault = fault_from_option(config.inject);
   const bool is_asked = std::find(config.cp.begin(), config.cp.end(), cp) != config.cp.end();
-  if (!fault || !is_asked || !what_fault_needs(*fault, spec.lane, cp, input).empty()) {
+  if (!fault || !is_asked ||
+      !what_fault_needs(*fault, {spec.lane, config.direction, cp, input}).empty()) {
     return std::nullopt;
   }
   return fault;
@@ -185,34 +235,29 @@ std::optional<LaneResult> run_lane(const LaneRun& run, World& world) {
   fault.plant(plan);
 
   const LocalTensors local = load_tensors(run, plan, fault);
-  const ForwardTensors tensors =
-      local.forward_tensors(plan.shard().q_rows, problem.shape.num_heads);
   RingAttention attention(plan, comm);
   comm.barrier(deadline_after(timeout), "start of a lane");
   const Clock::time_point start = Clock::now();
-  attention.forward(tensors);
+  attention.forward(local.forward());
   RankReceipt receipt;
   receipt.seconds = Seconds(Clock::now() - start).count();
-  fault.plant_in_results(plan, tensors.out, tensors.lse);
+  if (has_gradients(run.config)) run_backward(run, plan, local, comm, fault, receipt);
+  fault.plant_in_results(plan, local.results);
 
-  const RingStats& stats = attention.stats();
+  add(attention.stats(), receipt);
   receipt.rank = comm.rank();
   receipt.host = host_name();
   receipt.pid = ::getpid();
   receipt.rows = plan.shard().q_rows;
-  receipt.bytes_sent = static_cast<std::int64_t>(stats.bytes_sent);
-  receipt.messages = stats.messages_posted;
-  receipt.exposed_seconds = stats.exposed_seconds;
   receipt.peak_rss_bytes = peak_rss_bytes();
   receipt.fault_sites = fault.sites();
-  const auto deliveries = comm.gather(pack_delivery(receipt, local.out, local.lse), 0,
+  const auto deliveries = comm.gather(pack_delivery(receipt, local.results), 0,
                                       deadline_after(timeout), "gather of the results");
   if (comm.rank() != 0) return std::nullopt;
 
-  LaneResult result = make_lane_result(problem.batch.q_rows, problem.shape.num_heads,
-                                       problem.shape.value_dim, problem.out_dtype);
+  LaneResult result = make_lane_result(problem, has_gradients(run.config));
   for (std::size_t rank = 0; rank < deliveries.size(); ++rank) {
-    unpack_delivery(deliveries[rank], global_rows(plan.sharding().shards[rank].q), result);
+    unpack_delivery(deliveries[rank], plan.sharding().shards[rank], result);
   }
   result.transport = comm.transport();
   result.guarantee = plan.guarantee();

@@ -1,4 +1,5 @@
-// Runs one lane on this rank: loads its slice, runs the distributed forward, gathers the result.
+// Runs one lane on this rank: loads its slice, runs the distributed forward and backward, gathers
+// the results.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 
 #include "launch/faults.h"
 #include "launch/inputs.h"
-#include "launch/job_files.h"
+#include "launch/lane_result.h"
 #include "launch/run_config.h"
 #include "launch/world.h"
 
@@ -42,7 +43,7 @@ struct LaneRun {
 };
 
 /// Collective. The result on rank 0, nothing elsewhere.
-/// Errors  those of Plan and RingAttention.
+/// Errors  those of Plan, RingAttention and RingGradient.
 std::optional<LaneResult> run_lane(const LaneRun& run, World& world);
 
 }  // namespace cpattn

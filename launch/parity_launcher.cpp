@@ -12,6 +12,7 @@
 #include "launch/faults.h"
 #include "launch/job_end.h"
 #include "launch/job_files.h"
+#include "launch/lane_result.h"
 #include "launch/mpirun.h"
 #include "launch/parity_job.h"
 #include "launch/process.h"
@@ -21,6 +22,8 @@
 namespace cpattn {
 namespace {
 
+/// Flop of forward and backward over those of forward: (4 D + 3 Dv) / (D + Dv), at most.
+constexpr double kBothDirections = 4.0;
 constexpr double kSlowestFlopPerSecond = 2e8;  ///< slower than any build on any machine we know
 constexpr Seconds kStartup{60.0};
 constexpr Seconds kPatienceBeyondTimeout{2.0};  ///< peers of a late rank speak first, and know more
@@ -174,7 +177,8 @@ class Launcher {
         flop += 2.0 * static_cast<double>(document.q_tokens) *
                 static_cast<double>(document.kv_tokens) *
                 static_cast<double>(info.shape.num_heads) *
-                static_cast<double>(info.shape.head_dim + info.shape.value_dim);
+                static_cast<double>(info.shape.head_dim + info.shape.value_dim) *
+                (has_gradients(config_) ? kBothDirections : 1.0);
       }
     }
     return kStartup + 3.0 * Seconds(config_.cp_config.timeout_seconds) +

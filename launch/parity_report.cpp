@@ -22,7 +22,8 @@ void require_fault_fits(const RunConfig& config, const Inputs& inputs) {
   for (const LaneSpec& spec : lane_specs(config, inputs.size())) {
     for (const std::int64_t cp : config.cp) {
       const InputInfo& info = inputs[static_cast<std::size_t>(spec.source)]->info();
-      const std::string_view need = what_fault_needs(*fault, spec.lane, cp, info);
+      const std::string_view need =
+          what_fault_needs(*fault, {spec.lane, config.direction, cp, info});
       if (need.empty()) return;
       needs.insert(need);
     }

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "src/base/error.h"
 
@@ -31,10 +32,9 @@ ExitCode exit_code_of(FailureKind failure) {
   return ExitCode::internal;
 }
 
-constexpr std::array kColumns{"cp",         "sharding",         "mask",     "dtype",
-                              "schedule",   "compared",         "bit diff", "rel_l2 out",
-                              "rel_l2 lse", "worst head/chunk", "max abs",  "seconds",
-                              "exposed",    "verdict"};
+constexpr std::array kColumns{"cp",       "sharding", "mask",     "dtype",
+                              "schedule", "compared", "bit diff", "worst rel_l2",
+                              "bound",    "seconds",  "exposed",  "verdict"};
 using Cells = std::array<std::string, kColumns.size()>;
 
 Cells cells_of(const LaneReport& lane) {
@@ -45,21 +45,20 @@ Cells cells_of(const LaneReport& lane) {
   cells[2] = std::string(name_of(lane.mask));
   cells[3] = std::string(name_of(lane.dtype));
   cells[4] = std::string(name_of(lane.schedule));
-  if (lane.compared_elements > 0) {
-    cells[5] = fmt::format("{}", lane.compared_elements);
-    cells[6] = fmt::format("{}", lane.bit_mismatch);
+  if (lane.compared_elements() > 0) {
+    cells[5] = fmt::format("{}", lane.compared_elements());
+    cells[6] = fmt::format("{}", lane.bit_mismatch());
   }
-  if (lane.reference_rows > 0) {
-    cells[7] = fmt::format("{:.2e}", lane.rel_l2);
-    cells[8] = fmt::format("{:.2e}", lane.rel_l2_lse);
-    cells[9] = fmt::format("{:.2e} {}/{}", lane.worst_rel_l2, lane.worst_head, lane.worst_chunk);
-    cells[10] = fmt::format("{:.2e}", lane.max_abs);
+  if (const TensorReport* worst = lane.worst()) {
+    cells[7] = fmt::format("{:<3} {:.2e} {}/{}", worst->name, worst->worst_rel_l2,
+                           worst->worst_head, worst->worst_chunk);
+    cells[8] = fmt::format("{:.2e}", worst->bound);
   }
   if (!lane.ranks.empty()) {
-    cells[11] = fmt::format("{:.3f}", lane.seconds());
-    cells[12] = fmt::format("{:.3f}", lane.exposed_seconds());
+    cells[9] = fmt::format("{:.3f}", lane.seconds());
+    cells[10] = fmt::format("{:.3f}", lane.exposed_seconds());
   }
-  cells[13] = lane.status == LaneStatus::passed   ? "pass"
+  cells[11] = lane.status == LaneStatus::passed   ? "pass"
               : lane.status == LaneStatus::failed ? "FAIL"
                                                   : "not evaluated";
   return cells;
@@ -120,7 +119,7 @@ std::string distinct(const ParityReport& report, std::string LaneReport::*field)
 /// Bits that differ where none were promised are one line, not one per lane.
 std::string notes_text(const ParityReport& report) {
   const auto count = std::count_if(report.lanes.begin(), report.lanes.end(), [](const auto& lane) {
-    return !lane.bits_must_match && lane.bit_mismatch > 0;
+    return !lane.bits_must_match && lane.bit_mismatch() > 0;
   });
   if (count == 0) return "";
   return fmt::format(
@@ -156,14 +155,40 @@ std::string reasons_text(const ParityReport& report) {
   return text;
 }
 
+/// Every tensor by name, with its error: the worst of all lanes.
+std::string tensors_line(const ParityReport& report) {
+  std::vector<TensorReport> worst;
+  for (const LaneReport& lane : report.lanes) {
+    for (const TensorReport& tensor : lane.tensors) {
+      const auto same = std::find_if(worst.begin(), worst.end(), [&](const TensorReport& other) {
+        return other.name == tensor.name;
+      });
+      if (same == worst.end()) {
+        worst.push_back(tensor);
+      } else if (tensor.share_of_bound() > same->share_of_bound()) {
+        *same = tensor;
+      }
+    }
+  }
+  if (worst.empty()) return "";
+  std::string text = "worst rel_l2 (bound) of all lanes:";
+  for (const TensorReport& tensor : worst) {
+    text += fmt::format("{} {} {:.1e} ({:.1e})", &tensor == worst.data() ? "" : ",", tensor.name,
+                        tensor.worst_rel_l2, tensor.bound);
+  }
+  return text + "\n";
+}
+
 std::string reference_line(const ParityReport& report) {
   std::int64_t compared = 0;
   std::int64_t total = 0;
   for (const LaneReport& lane : report.lanes) {
-    compared += lane.reference_rows;
-    total += lane.total_rows;
+    for (const TensorReport& tensor : lane.tensors) {
+      compared += tensor.reference_rows;
+      total += tensor.total_rows;
+    }
   }
-  if (compared == total) return "reference: double precision, every row";
+  if (compared == total) return "reference: double precision, every row of every tensor";
   return fmt::format(
       "reference: double precision, {} of {} rows (a fixed spread; --reference-rows "
       "changes how many)",
@@ -171,6 +196,31 @@ std::string reference_line(const ParityReport& report) {
 }
 
 }  // namespace
+
+double TensorReport::share_of_bound() const {
+  if (worst_rel_l2 == 0.0) return 0.0;
+  return bound > 0.0 ? worst_rel_l2 / bound : std::numeric_limits<double>::infinity();
+}
+
+std::int64_t LaneReport::compared_elements() const {
+  std::int64_t sum = 0;
+  for (const TensorReport& tensor : tensors) sum += tensor.compared_elements;
+  return sum;
+}
+
+std::int64_t LaneReport::bit_mismatch() const {
+  std::int64_t sum = 0;
+  for (const TensorReport& tensor : tensors) sum += tensor.bit_mismatch;
+  return sum;
+}
+
+const TensorReport* LaneReport::worst() const {
+  const auto worst = std::max_element(
+      tensors.begin(), tensors.end(), [](const TensorReport& a, const TensorReport& b) {
+        return std::pair(!a.passes, a.share_of_bound()) < std::pair(!b.passes, b.share_of_bound());
+      });
+  return worst == tensors.end() ? nullptr : &*worst;
+}
 
 double LaneReport::seconds() const {
   double most = 0.0;
@@ -229,6 +279,7 @@ std::string report_text(const ParityReport& report) {
   text += notes_text(report);
   text += reasons_text(report);
   for (const std::string& reason : report.reasons) text += fmt::format("failed: {}\n", reason);
+  text += tensors_line(report);
   text += reference_line(report) + "\n";
   text += fmt::format(
       "verdict: {}: {} passed, {} failed, {} not evaluated; guarantee: {}; chunk_tokens {}; isa "

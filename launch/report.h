@@ -23,8 +23,9 @@ struct RankReceipt {
   std::int64_t rows = 0;  ///< query rows it computed
   std::int64_t bytes_sent = 0;
   std::int64_t messages = 0;
-  double seconds = 0.0;          ///< the whole forward
-  double exposed_seconds = 0.0;  ///< of it, waiting for a peer
+  double seconds = 0.0;           ///< forward and backward
+  double backward_seconds = 0.0;  ///< the backward of it
+  double exposed_seconds = 0.0;   ///< of both, waiting for a peer
   std::int64_t peak_rss_bytes = 0;
   std::int64_t fault_sites = 0;  ///< places in which the planted fault changed something
 
@@ -36,6 +37,30 @@ enum class LaneStatus { passed, failed, not_evaluated };
 /// Why a lane failed decides the exit code: what it computed differs, or it did not get there.
 enum class FailureKind { none, differs, bad_input, unavailable, internal };
 
+/// What comparing one tensor of a lane found.
+struct TensorReport {
+  std::string name;    ///< "out", "lse", "dq", "dk", "dv"
+  bool passes = true;  ///< all of: complete, equal bits where they must be, error within its bound
+
+  // against the single-rank run
+  std::int64_t compared_elements = 0;
+  std::int64_t bit_mismatch = 0;
+  std::string first_difference;  ///< place, both values, both bit patterns
+
+  // against the double-precision reference
+  std::int64_t reference_rows = 0;
+  std::int64_t total_rows = 0;
+  double rel_l2 = 0.0;
+  double worst_rel_l2 = 0.0;  ///< of (worst_head, worst_chunk): the group nearest to its bound
+  double bound = 0.0;         ///< what that group may differ
+  double max_abs = 0.0;
+  std::int64_t worst_head = 0;
+  std::int64_t worst_chunk = 0;
+
+  /// How much of its bound the worst group uses; fails above 1.
+  double share_of_bound() const;
+};
+
 struct LaneReport {
   // which lane
   std::string source;
@@ -45,6 +70,7 @@ struct LaneReport {
   MaskKind mask = MaskKind::causal;
   DType dtype = DType::f32;
   ScheduleKind schedule = ScheduleKind::canonical;
+  Direction direction = Direction::both;
 
   // verdict
   LaneStatus status = LaneStatus::not_evaluated;
@@ -52,24 +78,8 @@ struct LaneReport {
   std::vector<std::string> reasons;  ///< why it did not pass; empty when it did
   std::vector<std::string> notes;    ///< what is worth knowing and changes nothing
 
-  // against the single-rank run, out and lse together
-  std::int64_t compared_elements = 0;
-  std::int64_t bit_mismatch = 0;
-  bool bits_must_match = true;  ///< false for the arrival schedule
-  std::string first_difference;
-
-  // against the double-precision reference
-  std::int64_t reference_rows = 0;
-  std::int64_t total_rows = 0;
-  double rel_l2 = 0.0;
-  double rel_l2_lse = 0.0;
-  double rel_l2_bound = 0.0;  ///< allowance of the group nearest to it
-  double rel_l2_lse_bound = 0.0;
-  double worst_rel_l2 = 0.0;  ///< out, in (worst_head, worst_chunk)
-  double worst_rel_l2_lse = 0.0;
-  double max_abs = 0.0;
-  std::int64_t worst_head = 0;
-  std::int64_t worst_chunk = 0;
+  std::vector<TensorReport> tensors;  ///< those that were compared
+  bool bits_must_match = true;        ///< false for the arrival schedule
 
   // how it ran
   std::string transport;
@@ -78,6 +88,11 @@ struct LaneReport {
   std::int64_t threads = 0;
   std::vector<RankReceipt> ranks;
 
+  std::int64_t compared_elements() const;  ///< of all tensors
+  std::int64_t bit_mismatch() const;
+  /// The tensor that uses most of its bound, among those that fail if any do; nullptr when none was
+  /// compared.
+  const TensorReport* worst() const;
   double seconds() const;          ///< of the slowest rank
   double exposed_seconds() const;  ///< of the rank that waited most
 };

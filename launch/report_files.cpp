@@ -26,12 +26,30 @@ Json json_of(const RankReceipt& rank) {
           {"bytes_sent", rank.bytes_sent},
           {"messages", rank.messages},
           {"seconds", number(rank.seconds)},
+          {"backward_seconds", number(rank.backward_seconds)},
           {"compute_seconds", number(rank.compute_seconds())},
           {"exposed_seconds", number(rank.exposed_seconds)},
           {"peak_rss", rank.peak_rss_bytes}};
 }
 
+Json json_of(const TensorReport& tensor) {
+  return {{"name", tensor.name},
+          {"pass", tensor.passes},
+          {"compared_elements", tensor.compared_elements},
+          {"bit_mismatch", tensor.bit_mismatch},
+          {"first_difference", tensor.first_difference},
+          {"reference_rows", tensor.reference_rows},
+          {"total_rows", tensor.total_rows},
+          {"rel_l2", number(tensor.rel_l2)},
+          {"worst_rel_l2", number(tensor.worst_rel_l2)},
+          {"bound", number(tensor.bound)},
+          {"max_abs", number(tensor.max_abs)},
+          {"worst_head", tensor.worst_head},
+          {"worst_chunk", tensor.worst_chunk}};
+}
+
 Json json_of(const LaneReport& lane) {
+  const TensorReport* const worst = lane.worst();
   Json json{{"source", lane.source},
             {"cp", lane.cp},
             {"baseline", lane.is_baseline},
@@ -43,21 +61,13 @@ Json json_of(const LaneReport& lane) {
             {"status", name_of_status(lane.status)},
             {"reasons", lane.reasons},
             {"notes", lane.notes},
-            {"compared_elements", lane.compared_elements},
-            {"bit_mismatch", lane.bit_mismatch},
+            {"direction", name_of(lane.direction)},
+            {"compared_elements", lane.compared_elements()},
+            {"bit_mismatch", lane.bit_mismatch()},
             {"bits_must_match", lane.bits_must_match},
-            {"first_difference", lane.first_difference},
-            {"reference_rows", lane.reference_rows},
-            {"total_rows", lane.total_rows},
-            {"rel_l2", number(lane.rel_l2)},
-            {"rel_l2_lse", number(lane.rel_l2_lse)},
-            {"worst_rel_l2", number(lane.worst_rel_l2)},
-            {"worst_rel_l2_lse", number(lane.worst_rel_l2_lse)},
-            {"rel_l2_bound", number(lane.rel_l2_bound)},
-            {"rel_l2_lse_bound", number(lane.rel_l2_lse_bound)},
-            {"max_abs", number(lane.max_abs)},
-            {"worst_head", lane.worst_head},
-            {"worst_chunk", lane.worst_chunk},
+            {"rel_l2", number(worst == nullptr ? 0.0 : worst->rel_l2)},
+            {"worst_tensor", worst == nullptr ? "" : worst->name},
+            {"tensors", Json::array()},
             {"seconds", number(lane.seconds())},
             {"exposed_seconds", number(lane.exposed_seconds())},
             {"transport", lane.transport},
@@ -65,6 +75,7 @@ Json json_of(const LaneReport& lane) {
             {"isa", lane.isa},
             {"threads", lane.threads},
             {"ranks", Json::array()}};
+  for (const TensorReport& tensor : lane.tensors) json["tensors"].push_back(json_of(tensor));
   for (const RankReceipt& rank : lane.ranks) json["ranks"].push_back(json_of(rank));
   return json;
 }

@@ -28,6 +28,9 @@ double number(const std::string& text, std::string_view knob) {
 
 std::string_view why_without_effect(const RunConfig& config, std::string_view key) {
   const bool has_lengths = !config.cu_seqlens.empty();
+  if (key == "dlse" && config.direction == Direction::forward) {
+    return "direction forward computes no gradients";
+  }
   if (key == "layer" && config.tensors.empty())
     return "it picks from a file, and there is no tensors";
   if (!config.tensors.empty()) {

@@ -19,6 +19,20 @@
 
 namespace cpattn {
 
+/// Which results `parity` compares.
+enum class Direction {
+  forward,   ///< out and lse; no gradient is computed
+  backward,  ///< dq, dk and dv
+  both,
+};
+
+template <>
+struct EnumNames<Direction> {
+  static constexpr std::array kValues{NamedValue<Direction>{Direction::forward, "forward"},
+                                      NamedValue<Direction>{Direction::backward, "backward"},
+                                      NamedValue<Direction>{Direction::both, "both"}};
+};
+
 /// What `bench` measures.
 enum class BenchSuite {
   kernels,  ///< one rank: rate of the kernels against the peak of the machine and a peer
@@ -66,6 +80,8 @@ struct RunConfig {
   std::int64_t value_dim = 0;          ///< 0: as head_dim
   std::string softmax_scale = "auto";  ///< auto: 1 / sqrt(head_dim); otherwise a number
   // parity
+  Direction direction = Direction::both;
+  bool dlse = false;   ///< backward gets an incoming gradient of lse, too
   std::string inject;  ///< a fault name, see --list-faults
   std::int64_t reference_rows =
       0;  ///< rows compared with the double reference; 0: as many as fit the work budget
@@ -132,12 +148,14 @@ void for_each_synthetic_field(Config& config, Visitor&& visit) {
   constexpr FieldGroup group = FieldGroup::synthetic;
   constexpr double max_tokens = 1099511627776.0;  // 2^40
   visit(RunField{{"distribution", "what synthetic q, k, v look like"}, group}, config.distribution);
-  visit(RunField{{"seed",
-                  "seed of synthetic inputs; an element depends on it, the tensor and the "
-                  "global index only",
-                  0, 9007199254740992.0},
-                 group},
-        config.seed);
+  visit(
+      RunField{
+          {"seed",
+           "seed of synthetic inputs and gradients; an element depends on it, the tensor and the "
+           "global index only",
+           0, 9007199254740992.0},
+          group},
+      config.seed);
   visit(RunField{{"seq_len", "query tokens of one document", 0, max_tokens}, group},
         config.seq_len);
   visit(RunField{{"kv_len", "key tokens of one document", 0, max_tokens},
@@ -224,7 +242,7 @@ void for_each_run_field(Config& config, Visitor&& visit) {
                  FieldGroup::kernels,
                  TextRule::number_or_auto},
         config.softmax_scale);
-  visit(RunField{{"tensors", "safetensors file with q, k, v and optional cu_seqlens"},
+  visit(RunField{{"tensors", "safetensors file with q, k, v and optional cu_seqlens, dout, dlse"},
                  FieldGroup::file,
                  TextRule::any,
                  "synthetic inputs"},
@@ -235,8 +253,17 @@ void for_each_run_field(Config& config, Visitor&& visit) {
                  "all of them"},
         config.layer);
   detail::for_each_synthetic_field(config, visit);
-  visit(RunField{{"reference_rows", "query rows compared with the double-precision reference", 1,
-                  1099511627776.0},
+  visit(RunField{{"direction",
+                  "results that are compared: forward is out and lse, backward is dq, dk and dv "
+                  "(the forward runs for it, uncompared)"},
+                 FieldGroup::parity},
+        config.direction);
+  visit(RunField{{"dlse", "the backward gets an incoming gradient of lse as well as that of out"},
+                 FieldGroup::parity},
+        config.dlse);
+  visit(RunField{{"reference_rows",
+                  "query rows, and as many key rows, compared with the double-precision reference",
+                  1, 1099511627776.0},
                  FieldGroup::parity,
                  TextRule::any,
                  "as many as fit the work budget"},
@@ -285,6 +312,11 @@ void for_each_effective_field(const RunConfig& config, Visitor&& visit) {
     if (!field.unset.empty() && is_default(field, value)) return;
     visit(field, value);
   });
+}
+
+/// Whether a run computes gradients.
+inline bool has_gradients(const RunConfig& config) {
+  return config.direction != Direction::forward;
 }
 
 /// One combination of the lists above, without the CP size.

@@ -10,7 +10,6 @@
 
 #include "kernels/reference/attention.h"
 #include "launch/error_bound.h"
-#include "launch/logit_magnitude.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -176,6 +175,31 @@ TEST(BC_099, SpecialValuesAreAcceptedOnlyWhereTheyAgree) {
   EXPECT_TRUE(has_ieee_semantics());
 }
 
+// What terms that cancel leave behind is measured by their rounding, not by itself.
+TEST(CompareError, AnAbsoluteBoundHoldsWhereNothingIsLeft) {
+  const std::vector<float> candidate{3e-6f, -4e-6f};
+  const std::vector<double> expected{0.0, 0.0};
+  const std::vector<std::int64_t> rows = all_rows(2);
+  const std::vector<std::int32_t> chunks{0, 0};
+  const std::vector<double> relative{1e-3};
+  const auto compare = [&](double bound) {
+    const std::vector<double> absolute{bound};
+    return compare_error(view(candidate), {.rows = rows,
+                                           .values = expected,
+                                           .chunk_of_row = chunks,
+                                           .num_chunks = 1,
+                                           .relative = relative,
+                                           .absolute = absolute});
+  };
+
+  EXPECT_TRUE(compare(6e-6).passes());
+  EXPECT_NEAR(compare(6e-6).worst_rel_l2, 5.0 / 6, 1e-6);
+  EXPECT_NEAR(compare(6e-6).worst_allowed, 1.0, 1e-12);
+  EXPECT_NEAR(compare(6e-6).rel_l2, 5.0 / 6, 1e-6);
+  EXPECT_FALSE(compare(4e-6).passes());
+  EXPECT_FALSE(compare(0.0).passes());
+}
+
 /// A causal problem of random values, its exact result, and that result rounded to f32: what a
 /// right candidate looks like.
 struct RandomCase {
@@ -294,68 +318,6 @@ TEST(BC_104, MagnitudesAreSeenWhereDirectionsAgree) {
     EXPECT_FALSE(problem.accepts_out(scaled, rounds_weights));
     EXPECT_FALSE(problem.accepts_out(spiked, rounds_weights));
   }
-}
-
-TEST(ErrorBound, GrowsWithTheLogitsOnlyWhereTheyOutweighThePath) {
-  const Arithmetic f32{.head_dim = 64};
-  EXPECT_EQ(out_bound(f32, {512, 0.0}), kPathBound);
-  EXPECT_EQ(out_bound(f32, {512, 2.0}), kPathBound);
-  // twice sqrt(2 * 64) / 3 = 3.77 roundings of a logit of 1e4
-  EXPECT_NEAR(out_bound(f32, {512, 1e4}), 2 * 3.7712 * 1e4 * 0x1p-24, 1e-7);
-}
-
-TEST(ErrorBound, TheContractIsTwiceTheExpectedErrorOfADefaultChunk) {
-  const double expected = 0x1p-24 * std::sqrt((128.0 + 512.0 / 128.0) / 2.0);
-  EXPECT_LE(2 * expected, kPathBound);
-  EXPECT_GE(2 * expected, 0.95 * kPathBound);
-  EXPECT_EQ(out_bound({.run_keys = 512}, {512, 0.0}), kPathBound);
-}
-
-TEST(ErrorBound, FewRowsAreFewDraws) {
-  const double expected = 0x1p-24 * std::sqrt((128.0 + 512.0 / 128.0) / 2.0);
-  EXPECT_NEAR(out_bound({.run_keys = 512}, {1, 0.0}), (1 + 4 / std::sqrt(2.0)) * expected, 1e-12);
-  EXPECT_NEAR(out_bound({.run_keys = 512}, {2, 0.0}), 3 * expected, 1e-12);
-  EXPECT_EQ(out_bound({.run_keys = 512}, {8, 0.0}), kPathBound);
-}
-
-TEST(ErrorBound, GrowsWithTheNumberOfTilesInARun) {
-  const double million = 0x1p20;
-  EXPECT_NEAR(out_bound({.run_keys = 1 << 20}, {512, 0.0}),
-              2 * 0x1p-24 * std::sqrt((128.0 + million / 128.0) / 2.0), 1e-12);
-  EXPECT_GT(lse_bound({.run_keys = 1 << 20}, {512, 0.0}), kPathBound);
-}
-
-TEST(ErrorBound, RoundedWeightsCostHalfAnUlpOfBf16) {
-  EXPECT_NEAR(out_bound({.rounds_weights = true}, {512, 0.0}), kPathBound + 0x1p-8, 1e-12);
-  EXPECT_NEAR(lse_bound({.rounds_weights = true}, {512, 0.0}), kPathBound + 0x1p-8, 1e-12);
-}
-
-/// Two queries on two keys with logits 3 and 1 (and -3 and -1) of one head.
-TEST(LogitMagnitudes, AverageTheLogitsWithTheirWeights) {
-  const std::vector<float> q{1.0f, -1.0f};
-  const std::vector<float> k{3.0f, 1.0f};
-  const std::vector<std::int64_t> rows{0, 1};
-  const reference::AttentionArgs args{.shape = {.num_heads = 1,
-                                                .num_kv_heads = 1,
-                                                .head_dim = 1,
-                                                .value_dim = 1,
-                                                .softmax_scale = 1.0},
-                                      .batch = batch_of_one(2, 2),
-                                      .mask = MaskKind::full,
-                                      .q = view(q),
-                                      .k = view(k),
-                                      .v = view(k),
-                                      .rows = rows};
-  const std::vector<std::int32_t> chunks{0, 1};
-  const std::vector<std::int64_t> visible{2, 2};
-  const double large = std::exp(2.0) / (1.0 + std::exp(2.0));
-
-  const auto magnitudes =
-      logit_magnitudes(args, reference::attention(args).lse, chunks, visible, 2);
-
-  ASSERT_EQ(magnitudes.size(), 2u);
-  EXPECT_NEAR(magnitudes[0], large * 3.0 + (1.0 - large) * 1.0, 1e-12);
-  EXPECT_NEAR(magnitudes[1], large * 1.0 + (1.0 - large) * 3.0, 1e-12);
 }
 
 }  // namespace

@@ -14,11 +14,15 @@
 
 namespace cpattn {
 
-inline constexpr TensorRole kRoles[] = {TensorRole::q, TensorRole::k, TensorRole::v};
+inline constexpr TensorRole kInputRoles[] = {TensorRole::q, TensorRole::k, TensorRole::v};
+inline constexpr TensorRole kRoles[] = {TensorRole::q, TensorRole::k, TensorRole::v,
+                                        TensorRole::dout, TensorRole::dlse};
 
 inline std::array<std::int64_t, 3> extent_of(const InputInfo& info, TensorRole role) {
   const AttentionShape& shape = info.shape;
   if (role == TensorRole::q) return {info.batch.q_rows, shape.num_heads, shape.head_dim};
+  if (role == TensorRole::dout) return {info.batch.q_rows, shape.num_heads, shape.value_dim};
+  if (role == TensorRole::dlse) return {info.batch.q_rows, shape.num_heads, 1};
   const std::int64_t dim = role == TensorRole::k ? shape.head_dim : shape.value_dim;
   return {info.batch.kv_rows, shape.num_kv_heads, dim};
 }
@@ -86,6 +90,7 @@ inline void expect_bad_reads_refused(const InputSource& source) {
     EXPECT_THROW(read(1, {std::numeric_limits<std::int64_t>::max(), heads, dim}), InvalidArgument);
     EXPECT_THROW(read(0, {1, heads + 1, dim}), InvalidArgument);
     EXPECT_THROW(read(0, {1, heads, dim + 1}), InvalidArgument);
+    if (dim == 1) continue;  // one channel has no stride
     AnyTensor strided = contiguous_tensor(room.data(), DType::f32, {1, heads, dim});
     strided.strides[2] = 2;
     EXPECT_THROW(source.read(role, 0, strided), InvalidArgument);

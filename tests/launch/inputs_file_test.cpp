@@ -103,6 +103,42 @@ TEST(FileInputs, ReadsPlainNames) {
   expect_bad_reads_refused(*sources[0]);
 }
 
+TEST(FileInputs, GradientsAreReadWhereTheFileHasThem) {
+  FileMaker with;
+  const auto given = with.add_attention("m.")
+                         .add("m.dout", StoredType::bf16, {10, 6, 5})
+                         .add("m.dlse", StoredType::f32, {10, 6})
+                         .open();
+  const auto made =
+      make_synthetic({.shape = given[0]->info().shape, .batch = given[0]->info().batch});
+
+  EXPECT_EQ(rows_of(*given[0], TensorRole::dout, DType::bf16, 0, 10), with.bytes(3));
+  EXPECT_EQ(rows_of(*given[0], TensorRole::dlse, DType::f32, 0, 10), with.bytes(4));
+  expect_slices_equal_whole(*given[0]);
+  expect_bad_reads_refused(*given[0]);
+  std::filesystem::remove(with.path());
+  FileMaker without;
+  const auto absent = without.add_attention("").open();
+  for (const TensorRole role : {TensorRole::dout, TensorRole::dlse})
+    EXPECT_EQ(rows_of(*absent[0], role, DType::f32, 0, 10),
+              rows_of(*made, role, DType::f32, 0, 10));
+}
+
+TEST(FileInputs, GradientsThatDoNotFitAreRefused) {
+  FileMaker shape;
+  shape.add_attention("").add("dout", StoredType::f32, {10, 2, 5});
+  expect_part(shape.refusal(), "tensor 'dout': shape [10, 2, 5], expected [10, 6, 5]");
+  FileMaker rank;
+  rank.add_attention("").add("dlse", StoredType::f32, {10, 6, 1});
+  expect_part(rank.refusal(), "tensor 'dlse': shape [10, 6, 1], expected [10, 6]");
+  FileMaker type;
+  type.add_attention("").add("dout", StoredType::i32, {10, 6, 5});
+  expect_part(type.refusal(), "tensor 'dout': dtype I32, expected F32, F16 or BF16");
+  FileMaker stray;
+  stray.add_attention("m.").add("dout", StoredType::f32, {10, 6, 5});
+  expect_part(stray.refusal(), "tensor 'dout' without q, k and v of its prefix");
+}
+
 TEST(FileInputs, TensorsNeedNoAlignment) {
   FileMaker maker;
   const auto sources = maker.add("odd", StoredType::u8, {3})

@@ -1,50 +1,16 @@
 #!/usr/bin/env python3
-"""cpattn parity from the outside: verdicts, exit codes, planted faults, ranks that die."""
+"""cpattn parity from the outside: verdicts, exit codes, ranks that die."""
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 import xml.etree.ElementTree as ElementTree
 
-PROGRAM = os.path.abspath(sys.argv.pop(1))
-SMALL = "--seq-len=300 --chunk-tokens=64 --heads=4 --kv-heads=2 --head-dim=16 --timeout=3".split()
-MPIRUN = (
-    "mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl vader,self "
-    "--mca mpi_yield_when_idle 1"
-).split()
-PATIENCE = 120
-
-
-def environment(**changes):
-    variables = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    for name, value in changes.items():
-        variables.pop(name, None)
-        if value is not None:
-            variables[name] = value
-    return variables
-
-
-def execute(command, **changes):
-    return subprocess.run(
-        command,
-        env=environment(**changes),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
-def parity(*arguments, **changes):
-    return execute([PROGRAM, "parity", *arguments], **changes)
+from parity_process import MPIRUN, PROGRAM, SMALL, ReportCase, environment, execute, parity
 
 
 def ranks_of(launcher):
@@ -78,20 +44,6 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"waited {seconds} s for {what}")
 
 
-class ReportCase(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.report_path = os.path.join(self.folder.name, "report.json")
-
-    def report(self):
-        with open(self.report_path, encoding="utf-8") as file:
-            return json.load(file)
-
-    def parity(self, *arguments, **changes):
-        return parity(*arguments, f"--report={self.report_path}", **changes)
-
-
 class VerdictTest(ReportCase):
     def test_every_size_sharding_mask_and_type_gives_the_bits_of_one_rank(self):
         result = self.parity(
@@ -111,12 +63,19 @@ class VerdictTest(ReportCase):
         for lane in report["lanes"]:
             self.assertTrue(lane["pass"], lane)
             self.assertEqual(lane["bit_mismatch"], 0)
-            self.assertEqual(lane["compared_elements"], 300 * 4 * (16 + 1))
+            sizes = {tensor["name"]: tensor["compared_elements"] for tensor in lane["tensors"]}
+            self.assertEqual(sizes, {"out": 300 * 4 * 16, "lse": 300 * 4, "dq": 300 * 4 * 16,
+                                     "dk": 300 * 2 * 16, "dv": 300 * 2 * 16})
+            self.assertEqual(lane["compared_elements"], sum(sizes.values()))
+            self.assertTrue(all(tensor["pass"] and tensor["rel_l2"] <= tensor["bound"]
+                                and tensor["reference_rows"] == tensor["total_rows"] == 300
+                                for tensor in lane["tensors"]), lane)
             self.assertEqual([rank["rank"] for rank in lane["ranks"]], list(range(lane["cp"])))
             self.assertEqual(sum(rank["rows"] for rank in lane["ranks"]), 300)
             self.assertEqual(lane["transport"], "mpi")
         errors = {
-            (lane["mask"], lane["dtype"]): {other["rel_l2"] for other in report["lanes"]
+            (lane["mask"], lane["dtype"]): {str([tensor["rel_l2"] for tensor in other["tensors"]])
+                                            for other in report["lanes"]
                                             if (other["mask"], other["dtype"])
                                             == (lane["mask"], lane["dtype"])}
             for lane in report["lanes"]
@@ -127,11 +86,39 @@ class VerdictTest(ReportCase):
         self.assertRegex(last, r"^verdict: PASS: 40 passed, 0 failed, 0 not evaluated; ")
         self.assertIn("bitwise across CP sizes", last)
 
+    def test_the_direction_decides_what_is_compared(self):
+        names = {"forward": ["out", "lse"], "backward": ["dq", "dk", "dv"],
+                 "both": ["out", "lse", "dq", "dk", "dv"]}
+        for direction, expected in names.items():
+            with self.subTest(direction):
+                result = self.parity(*SMALL, "--cp=2", f"--direction={direction}")
+
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                for lane in self.report()["lanes"]:
+                    self.assertEqual(lane["direction"], direction)
+                    self.assertEqual([tensor["name"] for tensor in lane["tensors"]], expected)
+
+    def test_an_incoming_gradient_of_lse_changes_gradients_and_keeps_their_bits(self):
+        errors = []
+        for dlse in ("false", "true"):
+            result = self.parity(*SMALL, "--cp=1,2,3", f"--dlse={dlse}", "--direction=backward")
+
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            errors.append([tensor["rel_l2"] for tensor in self.report()["lanes"][0]["tensors"]])
+        self.assertNotEqual(errors[0][:2], errors[1][:2])
+        self.assertEqual(errors[0][2], errors[1][2])  # dv does not know it
+
+    def test_dlse_without_gradients_is_refused(self):
+        result = parity(*SMALL, "--direction=forward", "--dlse")
+
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("direction forward computes no gradients", result.stderr)
+
     def test_documents_of_any_length_and_ranks_without_tokens(self):
         result = self.parity(
             "--cp=1,4", "--cu-seqlens=0,0,1,70,70,200", "--chunk-tokens=64", "--heads=2",
             "--kv-heads=1", "--head-dim=8", "--mask=causal,full", "--out-dtype=same",
-            "--dtype=f16,bf16",
+            "--dtype=f16,bf16", "--dlse",
         )
 
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -142,7 +129,10 @@ class VerdictTest(ReportCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         lanes = self.report()["lanes"]
         self.assertTrue(any(lane["bit_mismatch"] > 0 for lane in lanes))
-        self.assertTrue(all(lane["first_difference"] for lane in lanes if lane["bit_mismatch"]))
+        tensors = [tensor for lane in lanes for tensor in lane["tensors"]]
+        self.assertTrue(any(tensor["bit_mismatch"] for tensor in tensors if tensor["name"] == "dk"))
+        self.assertTrue(all(tensor["first_difference"] for tensor in tensors
+                            if tensor["bit_mismatch"]))
         self.assertIn("differ in bits from one rank; that schedule promises none", result.stdout)
 
     def test_one_rank_that_was_not_asked_for_is_shown_as_the_baseline(self):
@@ -179,69 +169,6 @@ class VerdictTest(ReportCase):
 
         self.assertEqual(result.returncode, 1)
         self.assertIn("verdict: FAIL: 3 passed, 1 failed, 0 not evaluated", result.stdout)
-
-
-class FaultTest(ReportCase):
-    SEEN = {
-        "scale_doubled": (1, r"out: relative L2 error .* exceeds"),
-        "causal_off_by_one": (1, r"lse: \d+ elements? infinite on one side only"),
-        "hop_dropped": (1, r"\d+ of \d+ elements differ in bits .* first out row \d+"),
-        "hop_merged_twice": (1, r"lse: relative L2 error .* exceeds"),
-        "lse_base2": (1, r"first lse row 0 .*"),
-        "zigzag_wrong_half": (1, r"out: relative L2 error .* exceeds"),
-        "kv_head_map_wrong": (1, r"out: relative L2 error .* exceeds"),
-        "bit_flip": (1, r" 1 of \d+ elements differ in bits .*\(0x[0-9a-f]+\), expected"),
-        "nan_row": (1, r"out: 64 elements NaN where the reference has a number, first at row"),
-        "cu_seqlens_off_by_one": (1, r"1 row was not delivered exactly once, first row 299"),
-        "rank_returns_early": (4, r"rank 1 \(pid \d+\) ended without a word"),
-        "rank_never_answers": (4, r"step 0: .*rank 1 .*bytes"),
-    }
-
-    def test_the_list_is_the_list(self):
-        result = parity("--list-faults")
-
-        self.assertEqual(result.returncode, 0)
-        self.assertEqual({line.split()[0] for line in result.stdout.splitlines()}, set(self.SEEN))
-
-    def test_each_turns_the_verdict_red_and_says_what_was_seen(self):
-        for fault, (code, message) in self.SEEN.items():
-            with self.subTest(fault):
-                result = self.parity(*SMALL, "--cp=1,2", f"--inject={fault}")
-
-                self.assertEqual(result.returncode, code, result.stdout + result.stderr)
-                self.assertRegex(result.stdout, message)
-                self.assertRegex(result.stdout, r"verdict: FAIL: \d passed, [12] failed")
-                report = self.report()
-                self.assertEqual(report["verdict"], "FAIL")
-                self.assertEqual(report["inject"], fault)
-                self.assertNotIn("was planted and not seen", result.stdout)
-
-    def test_a_border_between_documents_is_seen_by_its_numbers(self):
-        result = self.parity("--cp=2", "--cu-seqlens=0,100,200", "--chunk-tokens=32", "--heads=2",
-                             "--kv-heads=1", "--head-dim=8", "--mask=full",
-                             "--inject=cu_seqlens_off_by_one")
-
-        self.assertEqual(result.returncode, 1)
-        self.assertRegex(result.stdout, r"out: relative L2 error .* exceeds")
-
-    def test_a_fault_that_fits_nowhere_is_refused(self):
-        for arguments, need in (
-            (["--cp=1", "--inject=hop_dropped"], "needs a cp size of 2 or more"),
-            (["--sharding=contiguous", "--inject=zigzag_wrong_half"], "needs zigzag sharding"),
-            (["--mask=full", "--inject=causal_off_by_one"], "needs a causal mask"),
-            (["--inject=no_such_fault"], "is no fault"),
-        ):
-            with self.subTest(arguments):
-                result = parity(*SMALL, *arguments)
-
-                self.assertEqual(result.returncode, 2)
-                self.assertIn(need, result.stderr)
-
-    def test_a_fault_that_these_inputs_cannot_show_is_no_pass(self):
-        result = self.parity(*SMALL, "--cp=2", "--softmax-scale=0", "--inject=scale_doubled")
-
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("was planted and not seen", result.stdout)
 
 
 class RankFailureTest(ReportCase):

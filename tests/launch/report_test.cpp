@@ -20,9 +20,15 @@ LaneReport lane(int cp, LaneStatus status, FailureKind failure = FailureKind::no
   report.cp = cp;
   report.status = status;
   report.failure = failure;
-  report.compared_elements = 1000;
-  report.reference_rows = 10;
-  report.total_rows = 10;
+  for (const char* name : {"out", "dk"}) {
+    TensorReport tensor;
+    tensor.name = name;
+    tensor.compared_elements = 1000;
+    tensor.reference_rows = 10;
+    tensor.total_rows = 10;
+    tensor.bound = 1e-6;
+    report.tensors.push_back(tensor);
+  }
   report.guarantee = "bitwise across CP sizes";
   report.isa = "cpu/generic";
   report.ranks.push_back({.rank = 0, .host = "here", .pid = 7, .rows = 10, .seconds = 0.5});
@@ -91,18 +97,35 @@ TEST(ReportText, EndsWithTheVerdictAndWhatItRestsOn) {
             "sizes; chunk_tokens 512; isa cpu/generic");
 }
 
+TEST(ReportText, NamesTheWorstTensorOfALane) {
+  LaneReport report = lane(2, LaneStatus::passed);
+  report.tensors[0].worst_rel_l2 = 4e-7;
+  report.tensors[1].worst_rel_l2 = 5e-7;
+  report.tensors[1].worst_head = 3;
+  report.tensors[1].worst_chunk = 17;
+
+  const std::string text = report_text(report_of({report}));
+
+  EXPECT_NE(text.find("dk  5.00e-07 3/17  1.00e-06"), std::string::npos) << text;
+  EXPECT_NE(text.find("out 4.0e-07 (1.0e-06), dk 5.0e-07 (1.0e-06)"), std::string::npos) << text;
+  report.tensors[0].passes = false;
+  EXPECT_EQ(report.worst()->name, "out");
+}
+
 TEST(ReportText, SaysHowManyReferenceRowsWereComputed) {
   LaneReport sampled = lane(1, LaneStatus::passed);
-  sampled.total_rows = 4000;
+  sampled.tensors[0].total_rows = 3990;
 
-  EXPECT_NE(report_text(report_of({sampled})).find("10 of 4000 rows"), std::string::npos);
+  EXPECT_NE(report_text(report_of({sampled})).find("20 of 4000 rows"), std::string::npos);
 }
 
 TEST(ReportJson, HoldsEveryLaneAndNoBareInfinity) {
   LaneReport bad = lane(2, LaneStatus::failed, FailureKind::differs);
-  bad.rel_l2 = std::numeric_limits<double>::infinity();
-  bad.max_abs = 0.1;
-  bad.bit_mismatch = 3;
+  bad.tensors[1].rel_l2 = std::numeric_limits<double>::infinity();
+  bad.tensors[1].worst_rel_l2 = std::numeric_limits<double>::infinity();
+  bad.tensors[1].max_abs = 0.1;
+  bad.tensors[1].bit_mismatch = 3;
+  bad.tensors[1].passes = false;
 
   const auto json =
       nlohmann::json::parse(report_json(report_of({lane(1, LaneStatus::passed), bad})));
@@ -110,14 +133,24 @@ TEST(ReportJson, HoldsEveryLaneAndNoBareInfinity) {
   EXPECT_EQ(json["schema_version"], "1");
   EXPECT_EQ(json["verdict"], "FAIL");
   ASSERT_EQ(json["lanes"].size(), 2u);
-  for (const char* key : {"cp", "sharding", "mask", "dtype", "schedule", "compared_elements",
-                          "bit_mismatch", "rel_l2", "pass", "source", "ranks", "reasons"}) {
+  for (const char* key :
+       {"cp", "sharding", "mask", "dtype", "schedule", "compared_elements", "bit_mismatch",
+        "rel_l2", "pass", "source", "ranks", "reasons", "direction", "tensors"}) {
     EXPECT_TRUE(json["lanes"][0].contains(key)) << key;
   }
   EXPECT_EQ(json["lanes"][0]["pass"], true);
   EXPECT_EQ(json["lanes"][1]["pass"], false);
   EXPECT_EQ(json["lanes"][1]["rel_l2"], "inf");
-  EXPECT_EQ(json["lanes"][1]["max_abs"].get<double>(), 0.1);  // the double comes back as it was
+  EXPECT_EQ(json["lanes"][1]["worst_tensor"], "dk");
+  EXPECT_EQ(json["lanes"][1]["compared_elements"], 2000);
+  EXPECT_EQ(json["lanes"][1]["direction"], "both");
+  const auto& tensor = json["lanes"][1]["tensors"][1];
+  for (const char* key : {"name", "compared_elements", "bit_mismatch", "rel_l2", "bound", "pass"}) {
+    EXPECT_TRUE(tensor.contains(key)) << key;
+  }
+  EXPECT_EQ(tensor["max_abs"].get<double>(), 0.1);  // the double comes back as it was
+  EXPECT_EQ(tensor["rel_l2"], "inf");
+  EXPECT_EQ(tensor["pass"], false);
   EXPECT_EQ(json["lanes"][1]["bit_mismatch"], 3);
   EXPECT_EQ(json["lanes"][0]["ranks"][0]["host"], "here");
 }
