@@ -1,10 +1,11 @@
 """Attention over a sequence that several ranks share, with bits that do not depend on the split.
 
     import cpattn
-    group = cpattn.world()                      # the ranks mpirun started, or this process alone
-    attention = cpattn.Attention(group, causal=True)
-    plan = attention.plan(seq_len=4096, num_heads=8, num_kv_heads=2, head_dim=64)
-    out, lse = plan.forward(cpattn_shard_of_q, k, v)
+
+    group = cpattn.world()  # the ranks that mpirun started, or this process alone
+    deal = cpattn.Sharding(seq_len=4096, group=group)
+    plan = cpattn.Attention(group).plan(seq_len=4096, num_heads=8, num_kv_heads=2, head_dim=64)
+    out, lse = plan.forward(deal.shard(q), deal.shard(k), deal.shard(v))  # this rank's rows
 
 Works with numpy alone; `cpattn.torch` (imported by `import cpattn.torch`) is the part that needs
 PyTorch. Arrays are looked at through the buffer protocol or DLPack: nothing is copied.
