@@ -139,6 +139,12 @@ class Step {
   }
 
  private:
+  /// A dk, dv leaf of one kv head, and how many of its keys were begun.
+  struct Leaf {
+    float* sums;
+    std::int64_t* num_begun;
+  };
+
   struct Scratch {
     GradientScratch tile;
     float* dq;
@@ -168,22 +174,24 @@ class Step {
                        unit.kv_head * dkv_floats;
     };
     float* dkv = dkv_of(task.dkv);
-    if (!task.continues_dkv) std::fill_n(dkv, dkv_floats, 0.0f);
+    std::int64_t num_begun = task.continues_dkv ? block.num_keys : 0;
     const std::int64_t group = shape.group_size();
     const std::int64_t tiles =
         tiles_of(args_.q_blocks[static_cast<std::size_t>(task.q_chunk)].num_rows);
     for (std::int64_t head = unit.kv_head * group; head < (unit.kv_head + 1) * group; ++head) {
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        run_tile(task, head, tile, memory, dkv, progress);
+        run_tile(task, head, tile, memory, {dkv, &num_begun}, progress);
       }
     }
+    const std::int64_t begun_floats = num_begun * dkv_row_floats(shape);
+    std::fill_n(dkv + begun_floats, dkv_floats - begun_floats, 0.0f);
     for (const SumOp& op : task.dkv_sums) {
       kernels_.gradient->add(dkv_of(op.left), dkv_of(op.right), dkv_floats, dkv_of(op.dst));
     }
   }
 
   void run_tile(const GradientTask& task, std::int64_t head, std::int64_t tile,
-                const Scratch& memory, float* dkv, const ProgressHook& progress) const {
+                const Scratch& memory, const Leaf& dkv, const ProgressHook& progress) const {
     const AttentionShape& shape = args_.problem.shape;
     const QueryBlock& queries = args_.q_blocks[static_cast<std::size_t>(task.q_chunk)];
     const ComputeBlock& block = blocks_[task.kv_block];
@@ -211,7 +219,8 @@ class Step {
          .block = &block,
          .kv_head = kv_head,
          .dq = dq,
-         .dkv = dkv,
+         .dkv = dkv.sums,
+         .num_begun = dkv.num_begun,
          .progress = progress},
         memory.tile);
     for (const SumOp& op : task.dq_sums) {

@@ -86,6 +86,8 @@ struct GradientJob {
   std::int64_t kv_head = 0;
   float* dq = nullptr;   ///< added to: dq_tile_floats
   float* dkv = nullptr;  ///< added to: [key][dkv_row_floats]
+  /// Keys [0, num_begun) of dkv hold a sum already; those behind are begun from 0, and counted.
+  std::int64_t* num_begun = nullptr;
   ProgressHook progress;
 };
 

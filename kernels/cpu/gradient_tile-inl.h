@@ -2,9 +2,11 @@
 // dq, dv, dk. Source: FlashAttention-2 (Dao 2023), algorithm 2.
 
 /// How many keys of the block each row of the tile sees, 0 for surplus rows. A row that saw no key
-/// at all sees none here either.
+/// at all sees none here either. `by_mask`: what the mask alone says, surplus rows as the last one,
+/// so it does not decrease.
 struct RowLimits {
   alignas(64) float lanes[kQueryTile];
+  alignas(64) float by_mask[kQueryTile];
   std::int64_t smallest;  ///< of the tile's own rows
   std::int64_t largest;
 };
@@ -14,10 +16,12 @@ void find_limits(const GradientJob& job, const float* lse, RowLimits& limits) {
   limits.smallest = num_keys;
   limits.largest = 0;
   for (std::int64_t row = 0; row < kQueryTile; ++row) {
+    const std::int64_t in_tile = row < job.num_rows ? row : job.num_rows - 1;
+    const std::int64_t by_mask = job.mask.visible_keys(job.first_row + in_tile, num_keys);
+    limits.by_mask[row] = static_cast<float>(by_mask);
     limits.lanes[row] = 0.0f;
     if (row >= job.num_rows) continue;
-    const bool saw_none = lse[row] == kEmptyMax;
-    const std::int64_t limit = saw_none ? 0 : job.mask.visible_keys(job.first_row + row, num_keys);
+    const std::int64_t limit = lse[row] == kEmptyMax ? 0 : by_mask;
     limits.lanes[row] = static_cast<float>(limit);
     limits.smallest = limit < limits.smallest ? limit : limits.smallest;
     limits.largest = limit > limits.largest ? limit : limits.largest;
@@ -79,16 +83,22 @@ void differentiate_group(const GradientJob& job, const KeyTile& tile, const RowL
                          queries + layout.lse,
                          queries + layout.delta,
                          limits.lanes + lane};
-  F unused[NQ];
-  for (int j = 0; j < NQ; ++j) unused[j] = F{};
-  score_keys<E, NQ, false>(queries + layout.q_lanes, tile.k, steps, tile.panel_keys, group.weights,
-                           unused, 0.0f, unused);
+  F by_mask[NQ], unused[NQ];
+  for (int j = 0; j < NQ; ++j) {
+    by_mask[j] = load(limits.by_mask + lane + j * kLanes);
+    unused[j] = F{};
+  }
+  // Masked or not: the same scores of what is seen.
+  const auto multiply = tile.is_masked ? score_keys<E, NQ, true> : score_keys<E, NQ, false>;
+  const auto first_key = static_cast<float>(tile.first);
+  multiply(queries + layout.q_lanes, tile.k, steps, tile.panel_keys, group.weights, by_mask,
+           first_key, unused);
   if constexpr (E == Engine::f32) {
     dot_values<NQ>(queries + layout.dout_lanes, tile.v, job.block->num_keys * kPanel, value_dim,
                    tile.num_keys, group.slopes);
   } else {
-    score_keys<E, NQ, false>(queries + layout.dout_lanes, tile.v, steps_of(E, value_dim),
-                             tile.panel_keys, group.slopes, unused, 0.0f, unused);
+    multiply(queries + layout.dout_lanes, tile.v, steps_of(E, value_dim), tile.panel_keys,
+             group.slopes, by_mask, first_key, unused);
   }
   const auto weigh = tile.is_masked ? weigh_slopes<E, NQ, true> : weigh_slopes<E, NQ, false>;
   weigh(group, tile.panel_keys, broadcast(scale), tile.first);
@@ -122,9 +132,10 @@ void add_dq_group(const GradientJob& job, const KeyTile& tile, const RowLimits& 
   const std::int64_t head_dim = job.shape->head_dim;
   const float* slopes = scratch.slopes + lane;
   float* dq = job.dq + lane;
-  F limit[NQ], ones[NQ];
+  F limit[NQ], by_mask[NQ], ones[NQ];
   for (int j = 0; j < NQ; ++j) {
     limit[j] = load(limits.lanes + lane + j * kLanes);
+    by_mask[j] = load(limits.by_mask + lane + j * kLanes);
     ones[j] = broadcast(1.0f);
   }
   if constexpr (E == Engine::bf16_pair) {
@@ -135,7 +146,7 @@ void add_dq_group(const GradientJob& job, const KeyTile& tile, const RowLimits& 
                                 tile.first, limit, dq);
     } else {
       std::int64_t ends[NQ];
-      for (int j = 0; j < NQ; ++j) ends[j] = rows;
+      find_row_ends<E, NQ>(by_mask, tile.first, tile.num_keys, ends);
       add_values<E, NQ>(slopes, tile.k_by_channels, stride, head_dim, ends, ones, false, dq);
     }
   } else if (hides_specials) {
@@ -163,6 +174,15 @@ CP_INLINE void for_each_group(std::int64_t num_rows, const Visit& visit) {
   }
 }
 
+/// Sets those of keys [first, end) of the leaf to 0 that nothing was added to yet: here, where they
+/// are in L1 a moment later, and not all at once.
+CP_INLINE void begin_keys(const GradientJob& job, std::int64_t first, std::int64_t end,
+                          std::int64_t stride) {
+  const std::int64_t begin = *job.num_begun > first ? *job.num_begun : first;
+  for (std::int64_t i = begin * stride; i < end * stride; i += kLanes) store(job.dkv + i, F{});
+  if (end > *job.num_begun) *job.num_begun = end;
+}
+
 /// dv and dk, panel by panel. Rows before the first that sees a panel's first key see none of it:
 /// leaving them out changes no bit, since their terms would be the first of each sum, and 0.
 template <Engine E>
@@ -181,6 +201,7 @@ void add_dkv(const GradientJob& job, const KeyTile& tile, const RowLimits& limit
     const std::int64_t begin = first_row_that_sees(job, first) / rows_per_element(E);
     const RowRun dout{job.queries + layout.dout_rows, dv_floats, begin, end};
     const RowRun q{job.queries + layout.q_rows, dk_floats, begin, end};
+    begin_keys(job, first, first + keys, stride);
     float* dk = job.dkv + first * stride;
     const float* p = scratch.weights + key * kWeightStride<E>;
     const float* ds = slopes + key * kWeightStride<E>;
