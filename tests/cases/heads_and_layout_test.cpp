@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tests/cases/closed_form.h"
+#include "tests/support/attend_backward.h"
 
 namespace cpattn::testing {
 namespace {
@@ -89,6 +90,55 @@ TEST(BC_025, FusedAndReversedViewsThroughTheRing) {
       });
       EXPECT_TRUE(bits_equal(views.out, copies.out)) << is_reversed << " CP" << world_size;
       EXPECT_TRUE(bits_equal(views.lse, copies.lse)) << is_reversed << " CP" << world_size;
+    }
+}
+
+/// A writable third of a fused buffer.
+AnyTensor third_of(HostTensor& fused, std::int64_t which, bool is_reversed) {
+  const AnyConstTensor view = third_of(std::as_const(fused), which, is_reversed);
+  return {const_cast<void*>(view.data), view.dtype, view.shape, view.strides};
+}
+
+// dq, dk and dv are written into thirds of one buffer, too.
+TEST(BC_025, FusedAndReversedViewsThroughTheBackward) {
+  HostTensor fused(DType::f32, {8, 6, 4});
+  fused.fill_normal(0);
+  for (const bool is_reversed : {false, true})
+    for (const int world_size : {1, 2}) {
+      AttentionCase problem =
+          make_case(make_shape(2, 2, 4, 4), batch_of_one(8, 8), test_config(MaskKind::causal, 1));
+      for (const auto& [tensor, which] :
+           {std::pair{&problem.q, 0}, {&problem.k, 1}, {&problem.v, 2}})
+        tensor->fill([&, third = which](std::int64_t t, std::int64_t h, std::int64_t d) {
+          return fused.at(t, 2 * third + (is_reversed ? 1 - h : h), d);
+        });
+      const Upstream upstream = random_upstream(problem, 25);
+      const Gradients copies = differentiate(problem, upstream, world_size);
+      Gradients views{HostTensor(DType::f32, {8, 2, 4}), HostTensor(DType::f32, {8, 2, 4}),
+                      HostTensor(DType::f32, {8, 2, 4})};
+      LoopbackWorld(world_size).run([&](Communicator& comm) {
+        const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(),
+                        comm.size());
+        const GradientPlan gradient(plan);
+        RankGradients rank(problem, upstream, plan.shard(), DType::f32);
+        const HostTensor own = fused.rows(global_rows(plan.shard().q));
+        HostTensor results(DType::f32, own.shape());
+        RingAttention(plan, comm).forward(rank.forward.views());
+        BackwardTensors tensors = rank.views();
+        tensors.q = third_of(own, 0, is_reversed);
+        tensors.k = third_of(own, 1, is_reversed);
+        tensors.v = third_of(own, 2, is_reversed);
+        tensors.dq = third_of(results, 0, is_reversed);
+        tensors.dk = third_of(results, 1, is_reversed);
+        tensors.dv = third_of(results, 2, is_reversed);
+        RingGradient(plan, gradient, comm).backward(tensors);
+        for (const auto& [tensor, third] : {std::pair{&rank.dq, 0}, {&rank.dk, 1}, {&rank.dv, 2}})
+          tensor->fill([&, which = third](std::int64_t t, std::int64_t h, std::int64_t d) {
+            return results.at(t, 2 * which + (is_reversed ? 1 - h : h), d);
+          });
+        rank.scatter(plan.shard(), views);  // ranks own different rows
+      });
+      EXPECT_TRUE(same(views, copies)) << is_reversed << " CP" << world_size;
     }
 }
 
