@@ -1,7 +1,8 @@
 // Gradients in closed form, for every CP size, sharding, chunk size and input type.
 //
-// With K = 0 every row spreads its weight evenly over the n keys it sees: p = 1 / n, out is the mean
-// of their values, ds = p (dout.v - dout.out). So each gradient is a sum of a few rational terms.
+// With K = 0 every row spreads its weight evenly over the n keys it sees: p = 1 / n, out is the
+// mean of their values, ds = p (dout.v - dout.out). So each gradient is a sum of a few rational
+// terms.
 #pragma once
 
 #include <gtest/gtest.h>
