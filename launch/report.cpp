@@ -155,28 +155,33 @@ std::string reasons_text(const ParityReport& report) {
   return text;
 }
 
-/// Every tensor by name, with its error: the worst of all lanes.
-std::string tensors_line(const ParityReport& report) {
-  std::vector<TensorReport> worst;
-  for (const LaneReport& lane : report.lanes) {
-    for (const TensorReport& tensor : lane.tensors) {
-      const auto same = std::find_if(worst.begin(), worst.end(), [&](const TensorReport& other) {
-        return other.name == tensor.name;
-      });
-      if (same == worst.end()) {
-        worst.push_back(tensor);
-      } else if (tensor.share_of_bound() > same->share_of_bound()) {
-        *same = tensor;
+/// A line for each type: every tensor with its error in the lane where it is nearest to its bound.
+std::string tensors_lines(const ParityReport& report) {
+  std::string text;
+  for (const auto& [dtype, dtype_name] : EnumNames<DType>::kValues) {
+    std::vector<TensorReport> worst;
+    for (const LaneReport& lane : report.lanes) {
+      if (lane.dtype != dtype) continue;
+      for (const TensorReport& tensor : lane.tensors) {
+        const auto same = std::find_if(worst.begin(), worst.end(), [&](const TensorReport& other) {
+          return other.name == tensor.name;
+        });
+        if (same == worst.end()) {
+          worst.push_back(tensor);
+        } else if (tensor.share_of_bound() > same->share_of_bound()) {
+          *same = tensor;
+        }
       }
     }
+    if (worst.empty()) continue;
+    text += fmt::format("worst rel_l2 (bound) of all {} lanes:", dtype_name);
+    for (const TensorReport& tensor : worst) {
+      text += fmt::format("{} {} {:.1e} ({:.1e})", &tensor == worst.data() ? "" : ",", tensor.name,
+                          tensor.worst_rel_l2, tensor.bound);
+    }
+    text += "\n";
   }
-  if (worst.empty()) return "";
-  std::string text = "worst rel_l2 (bound) of all lanes:";
-  for (const TensorReport& tensor : worst) {
-    text += fmt::format("{} {} {:.1e} ({:.1e})", &tensor == worst.data() ? "" : ",", tensor.name,
-                        tensor.worst_rel_l2, tensor.bound);
-  }
-  return text + "\n";
+  return text;
 }
 
 std::string reference_line(const ParityReport& report) {
@@ -279,7 +284,7 @@ std::string report_text(const ParityReport& report) {
   text += notes_text(report);
   text += reasons_text(report);
   for (const std::string& reason : report.reasons) text += fmt::format("failed: {}\n", reason);
-  text += tensors_line(report);
+  text += tensors_lines(report);
   text += reference_line(report) + "\n";
   text += fmt::format(
       "verdict: {}: {} passed, {} failed, {} not evaluated; guarantee: {}; chunk_tokens {}; isa "
