@@ -26,3 +26,7 @@
 
 /// A function of device code: small, in line, also callable where kernels run on the host.
 #define CP_DEVICE __device__ __forceinline__
+/// A member that both sides of a launch call.
+#define CP_SHARED_BY_HOST __host__ __device__
+/// A struct through which memory of any type is read.
+#define CP_MAY_ALIAS __attribute__((may_alias))
