@@ -28,8 +28,6 @@ if(CP_PYTHON_FOUND AND CP_BUILD_TESTS)
       "apt-get install python3-${module}")
   endforeach()
 endif()
-if(CUDAToolkit_FOUND)
-  message(STATUS "  found      CUDA toolkit ${CUDAToolkit_VERSION}: not used, this version runs on CPU only")
-else()
-  message(STATUS "  not found  CUDA toolkit: not needed, this version runs on CPU only")
-endif()
+# The kernels are not in the product yet: a toolkit is for checking them (docs/gpu.md).
+cp_row("CUDA toolkit ${CUDAToolkit_VERSION} ${CUDAToolkit_NVCC_EXECUTABLE}" "${CUDAToolkit_NVCC_EXECUTABLE}"
+  "compile checks of the CUDA kernels" "nvcc 12.8 or later; their tests on the CPU need none")

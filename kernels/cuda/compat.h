@@ -6,7 +6,9 @@
 
 #include <cuda_runtime.h>
 
-#define CP_UNROLL _Pragma("unroll")
+#define CP_PRAGMA(text) _Pragma(#text)
+#define CP_UNROLL CP_PRAGMA(unroll)
+#define CP_UNROLL_BY(count) CP_PRAGMA(unroll count)
 /// `std::byte* name`: dynamic shared memory, the only kind kernels use.
 #define CP_DYNAMIC_SMEM(name)                                    \
   extern __shared__ __align__(1024) unsigned char cp_dynamic_[]; \
@@ -17,6 +19,7 @@
 #include "kernels/cuda/host/words.h"
 
 #define CP_UNROLL
+#define CP_UNROLL_BY(count)
 #define CP_DYNAMIC_SMEM(name) std::byte* const name = ::cpattn::cuda_host::shared_begin()
 
 #endif

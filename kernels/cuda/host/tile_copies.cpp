@@ -30,7 +30,7 @@ void for_each_element(const TileCopy& copy, const Visit& visit) {
           bool is_inside = true;
           std::int64_t offset = 0;
           for (int d = 0; d < 4; ++d) {
-            is_inside = is_inside && at[d] >= 0 && at[d] < std::int64_t{map.shape[d]};
+            is_inside = is_inside && at[d] >= 0 && at[d] < map.shape[d];
             offset += at[d] * map.strides_bytes[d];
           }
           visit(is_inside ? map.base + offset : nullptr, swizzled(plain, map.swizzle));

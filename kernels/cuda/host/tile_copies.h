@@ -17,12 +17,14 @@ using cuda::Swizzle;
 struct alignas(64) TensorMap {
   const std::byte* base = nullptr;
   std::int64_t strides_bytes[4] = {};  ///< of dimensions 0 .. 3
-  std::uint32_t shape[4] = {1, 1, 1, 1};
+  std::int64_t shape[4] = {1, 1, 1, 1};
   std::uint16_t box[4] = {1, 1, 1, 1};
   std::uint8_t rank = 0;
   std::uint8_t element_bytes = 0;
   Swizzle swizzle = Swizzle::none;
 };
+
+static_assert(sizeof(TensorMap) <= 128);
 
 struct TileCopy {
   SharedAddress to = 0;
