@@ -34,6 +34,7 @@ void Block::prepare(const LaunchShape& shape, Index3 block_index, const Options&
   failure_.clear();
   shared_.prepare(shape.shared_bytes);
   tile_copies_.clear();
+  tile_copies_.reserve(kMaxTileCopies);
   ++counters->blocks;
   for (unsigned i = 0; i < num_threads_; ++i) {
     DeviceThread& it = threads_[i];

@@ -74,6 +74,9 @@ void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first
     return;
   }
   for (unsigned i = 0; i < box_bytes(map); ++i) place[i] = std::byte{0xff};
+  if (block.tile_copies().size() == kMaxTileCopies) {
+    fail("TMA: more than ", kMaxTileCopies, " tiles under way");
+  }
   block.tile_copies().push_back(copy);
 }
 

@@ -26,6 +26,9 @@ struct alignas(64) TensorMap {
 
 static_assert(sizeof(TensorMap) <= 128);
 
+/// Under way in one block; the list of them is allocated once.
+inline constexpr std::size_t kMaxTileCopies = 512;
+
 struct TileCopy {
   SharedAddress to = 0;
   SharedAddress barrier = 0;

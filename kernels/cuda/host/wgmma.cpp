@@ -115,6 +115,11 @@ void compute(const At& at) {
   }
 }
 
+struct WaitOperand {
+  const DeviceThread* thread;
+  unsigned num_newest;
+};
+
 bool is_same_instruction(const Product& x, const Product& y) {
   return x.dtype == y.dtype && x.n == y.n && x.is_a_in_registers == y.is_a_in_registers &&
          x.is_a_transposed == y.is_a_transposed && x.is_b_transposed == y.is_b_transposed &&
@@ -132,31 +137,31 @@ void perform_start(void* const* operand) {
       fail("wgmma: threads of the warpgroup disagree on descriptors or flags");
     }
   }
-  Block& block = *current_thread->block;
-  if (block.options().landing == Landing::early) {
+  if (current_thread->block->options().landing == Landing::early) {
     compute([&](unsigned t) -> const Product& { return given(operand, t); });
-  }
-  // Which the early ones join, so that a missing wait is found in either mode.
-  const unsigned first = current_thread->number / kWarpgroupThreads * kWarpgroupThreads;
-  for (unsigned t = 0; t < kWarpgroupThreads; ++t) {
-    block.thread(first + t).products.push_back(given(operand, t));
   }
 }
 
-void perform_wait(void* const* operand) {
-  Block& block = *current_thread->block;
-  const unsigned num_newest = *static_cast<const unsigned*>(operand[0]);
-  const unsigned first = current_thread->number / kWarpgroupThreads * kWarpgroupThreads;
-  DeviceThread& leader = block.thread(first);
-  std::size_t done = 0;
-  for (; done < leader.products.size(); ++done) {
-    if (leader.products[done].group + num_newest >= leader.product_group) break;
-    if (block.options().landing == Landing::early) continue;
-    compute([&](unsigned t) -> const Product& { return block.thread(first + t).products[done]; });
+/// The products that a wait for all groups but the newest num_newest is about come first.
+std::size_t num_awaited(const DeviceThread& thread, unsigned num_newest) {
+  std::size_t count = 0;
+  while (count < thread.products.size() &&
+         thread.products[count].group + num_newest < thread.product_group) {
+    ++count;
   }
-  for (unsigned t = 0; t < kWarpgroupThreads; ++t) {
-    auto& products = block.thread(first + t).products;
-    products.erase(products.begin(), products.begin() + static_cast<std::ptrdiff_t>(done));
+  return count;
+}
+
+void perform_wait(void* const* operand) {
+  const Block& block = *current_thread->block;
+  if (block.options().landing == Landing::early) return;
+  const auto thread = [&](unsigned t) -> const DeviceThread& {
+    return *static_cast<const WaitOperand*>(operand[t])->thread;
+  };
+  const std::size_t count =
+      num_awaited(thread(0), static_cast<const WaitOperand*>(operand[0])->num_newest);
+  for (std::size_t i = 0; i < count; ++i) {
+    compute([&](unsigned t) -> const Product& { return thread(t).products[i]; });
   }
 }
 
@@ -185,11 +190,20 @@ void start_product(const Product& product) {
   Product mine = product;
   mine.group = me.product_group;
   meet_warpgroup(kStart, &mine);
+  // Each thread keeps its own list: what one fiber allocates, no other frees. Products that are done
+  // already join it as well, so that a missing wait is found.
+  me.products.push_back(mine);
 }
 
 void commit_products() { ++current_thread->block->self().product_group; }
 
-void wait_products(unsigned num_newest) { meet_warpgroup(kWait, &num_newest); }
+void wait_products(unsigned num_newest) {
+  DeviceThread& me = current_thread->block->self();
+  WaitOperand operand{&me, num_newest};
+  meet_warpgroup(kWait, &operand);
+  me.products.erase(me.products.begin(),
+                    me.products.begin() + static_cast<std::ptrdiff_t>(num_awaited(me, num_newest)));
+}
 
 void set_max_registers(unsigned count) {
   if (count < 24 || count > 256 || count % 8 != 0) {
