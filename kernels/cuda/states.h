@@ -47,8 +47,8 @@ struct ResultRows {
   std::int64_t lse_head_stride = 0;
 };
 
-/// out = o / l, lse = m ln 2 + ln l. An empty state gives 0 and -inf; zeros are +0. lse is evaluated
-/// in double by the device's logarithm: it may differ from the CPU's in the last place.
+/// out = o / l, lse = m ln 2 + ln l. An empty state gives 0 and -inf; zeros are +0. lse is
+/// evaluated in double by the device's logarithm: it may differ from the CPU's in the last place.
 void finalize_states(const StateShape& shape, const StateSlot& state, const ResultRows& result,
                      cudaStream_t stream);
 
@@ -56,8 +56,8 @@ void finalize_states(const StateShape& shape, const StateSlot& state, const Resu
 void finalize_empty(const StateShape& shape, const ResultRows& result, cudaStream_t stream);
 
 /// maxima[h] = max(maxima[h], largest logit of head h): m * ln 2 over the rows of the slot, which
-/// must hold final states. Starts from -inf ("nothing observed"); a NaN stays. Order-free: a maximum
-/// has no rounding.
+/// must hold final states. Starts from -inf ("nothing observed"); a NaN stays. Order-free: a
+/// maximum has no rounding.
 void record_head_maxima(const StateShape& shape, const StateSlot& state, float* maxima,
                         cudaStream_t stream);
 

@@ -190,8 +190,8 @@ void start_product(const Product& product) {
   Product mine = product;
   mine.group = me.product_group;
   meet_warpgroup(kStart, &mine);
-  // Each thread keeps its own list: what one fiber allocates, no other frees. Products that are done
-  // already join it as well, so that a missing wait is found.
+  // Each thread keeps its own list: what one fiber allocates, no other frees. Products that are
+  // done already join it as well, so that a missing wait is found.
   me.products.push_back(mine);
 }
 
