@@ -174,14 +174,13 @@ std::string tensors_lines(const ParityReport& report) {
       }
     }
     if (worst.empty()) continue;
-    text += fmt::format("worst rel_l2 (bound) of all {} lanes:", dtype_name);
+    text += fmt::format("  {:<4}", dtype_name);
     for (const TensorReport& tensor : worst) {
-      text += fmt::format("{} {} {:.1e} ({:.1e})", &tensor == worst.data() ? "" : ",", tensor.name,
-                          tensor.worst_rel_l2, tensor.bound);
+      text += fmt::format("  {} {:.1e}/{:.1e}", tensor.name, tensor.worst_rel_l2, tensor.bound);
     }
     text += "\n";
   }
-  return text;
+  return text.empty() ? "" : "worst rel_l2/bound of all lanes:\n" + text;
 }
 
 std::string reference_line(const ParityReport& report) {

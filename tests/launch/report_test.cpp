@@ -107,7 +107,8 @@ TEST(ReportText, NamesTheWorstTensorOfALane) {
   const std::string text = report_text(report_of({report}));
 
   EXPECT_NE(text.find("dk  5.00e-07 3/17  1.00e-06"), std::string::npos) << text;
-  EXPECT_NE(text.find("out 4.0e-07 (1.0e-06), dk 5.0e-07 (1.0e-06)"), std::string::npos) << text;
+  EXPECT_NE(text.find("  f32   out 4.0e-07/1.0e-06  dk 5.0e-07/1.0e-06\n"), std::string::npos)
+      << text;
   report.tensors[0].passes = false;
   EXPECT_EQ(report.worst()->name, "out");
 }
