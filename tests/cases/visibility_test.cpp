@@ -19,7 +19,7 @@ TEST(BC_001, BottomRightAlignment) {
 // tokens dealt to four ranks.
 TEST(BC_003, BoundsOfEachQueryAcrossShards) {
   EXPECT_FALSE(from_name<ShardingKind>("striped").has_value());
-  EXPECT_EQ(choices<ShardingKind>(), "contiguous | zigzag");
+  EXPECT_EQ(choices<ShardingKind>(), "contiguous | zigzag | dual_chunk");
   for (const DType dtype : kAllDTypes)
     expect_everywhere(u_recipe(batch_of_one(3, 10), MaskKind::causal, dtype),
                       [](std::int64_t j, auto) { return first_keys(7 + j + 1); });
