@@ -119,8 +119,7 @@ class Step {
                                           layout_.blocks));
   }
 
-  /// This thread's share of everything. Must be called by all threads of the team (or outside of
-  /// one).
+  /// This thread's share of everything. Must be called by all threads of the team.
   void work() {
     const ProgressHook progress = omp_get_thread_num() == 0 ? args_.progress : ProgressHook{};
     if (must_prepare(args_.problem.dtype, form_)) {
@@ -262,10 +261,7 @@ std::size_t gradient_workspace_bytes(const KernelProblem& problem, const TileKer
 void backward(const BackwardArgs& args, const TileKernels& kernels) {
   check(args);
   Step step(args, kernels);
-  if (args.problem.num_threads == 1) {
-    step.work();
-    return;
-  }
+  // A team of its own even for one thread: the caller may be a member of another team.
 #pragma omp parallel num_threads(args.problem.num_threads)
   step.work();
 }

@@ -113,8 +113,7 @@ TileScratch scratch_of(const ForwardArgs& args, Engine engine, float* threads, i
   return {q, q + layout.q, q + layout.q + layout.scores};
 }
 
-/// This thread's share of everything. Must be called by all threads of the team (or outside of
-/// one).
+/// This thread's share of everything. Must be called by all threads of the team.
 void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
           const Workspace& workspace) {
   const int thread = omp_get_thread_num();
@@ -159,10 +158,7 @@ void forward(const ForwardArgs& args, const TileKernels& kernels) {
   const Engine engine = engine_of(args.problem.dtype, kernels.has_bf16_dot);
   const Workspace workspace = carve(args, engine);
   place_blocks(args.problem, {engine}, args.kv_blocks, workspace.blocks, workspace.widened);
-  if (args.problem.num_threads == 1) {
-    work(args, kernels, engine, workspace);
-    return;
-  }
+  // A team of its own even for one thread: the caller may be a member of another team.
 #pragma omp parallel num_threads(args.problem.num_threads)
   work(args, kernels, engine, workspace);
 }
