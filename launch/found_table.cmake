@@ -31,3 +31,10 @@ endif()
 # The kernels are not in the product yet: a toolkit is for checking them (docs/gpu.md).
 cp_row("CUDA toolkit ${CUDAToolkit_VERSION} ${CUDAToolkit_NVCC_EXECUTABLE}" "${CUDAToolkit_NVCC_EXECUTABLE}"
   "compile checks of the CUDA kernels" "nvcc 12.8 or later; their tests on the CPU need none")
+if(CP_BUILD_TESTS AND CP_CUDA_HOST_SANITIZERS)
+  set(found OFF)
+  if(CP_HAS_ASAN AND CP_HAS_TSAN)
+    set(found ON)
+  endif()
+  cp_row("sanitizers" "${found}" "tests of the CUDA kernels under them" "the compiler's libasan, libubsan, libtsan")
+endif()

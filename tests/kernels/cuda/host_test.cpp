@@ -14,7 +14,9 @@ __attribute__((no_sanitize("thread"))) void __tsan_on_report(void*) {
 }
 
 // Tests count reports and judge them. A race is reported once for each pair of stacks.
-__attribute__((no_sanitize("thread"))) const char* __tsan_default_options() { return "exitcode=0:suppress_equal_addresses=0"; }
+__attribute__((no_sanitize("thread"))) const char* __tsan_default_options() {
+  return "exitcode=0:suppress_equal_addresses=0";
+}
 }
 
 int cpattn::cuda::num_races() { return __atomic_load_n(&races, __ATOMIC_RELAXED); }
