@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * kDeltaWarps) delta_kernel(const DeltaArgs
   const unsigned used = __ballot_sync(0xffffffffu, is_used);
   float sum = 0.0f;
   for (std::int64_t d = 0; d < args.value_dim; d += 32) {
-    CP_UNROLL_BY(2)  // the branches of more run out of barrier registers, which then spill
+    CP_UNROLL_BY(2)  // more of them, and the code for sm_80 spills
     for (int r = 0; r < kDeltaRows; ++r) {
       if ((used >> r & 1u) == 0 || d + lane >= args.value_dim) continue;
       const std::int64_t it = first_row + r;
