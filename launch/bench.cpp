@@ -63,10 +63,6 @@ int bench_ring_rank(const RunConfig& config, const CommandLine& line) {
 }
 
 int bench_ring(const RunConfig& config, const CommandLine& line) {
-  for (const BenchPass pass : config.passes) {
-    require(pass == BenchPass::forward, "passes: ", name_of(pass),
-            " is measured by the kernels suite only");
-  }
   if (mpirun_world_size() > 0 || line.has("job-dir")) return bench_ring_rank(config, line);
   const BenchRun run = describe_run("ring", command_of(line));
   publish_ring(line, run, run_ring_jobs(config));

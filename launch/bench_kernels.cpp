@@ -88,18 +88,7 @@ class KernelCase {
   }
 
  private:
-  void forward(ThreadCase& threads) { threads.attention.ring().forward(tensors_.tensors()); }
-
-  void run(ThreadCase& threads) {
-    switch (problem_.pass) {
-      case BenchPass::forward:
-        forward(threads);
-        break;
-      case BenchPass::backward:
-        threads.attention.gradient().backward(tensors_.backward_tensors());
-        break;
-    }
-  }
+  void run(ThreadCase& threads) { threads.attention.run(tensors_); }
 
   void attend_as_peer(const ThreadCase& threads) {
     const ForwardTensors tensors = tensors_.tensors();
@@ -110,7 +99,7 @@ class KernelCase {
   // Twice: fresh memory costs page faults. The second run says how many fill a measurement.
   void warm_up() {
     for (ThreadCase& threads : cases_) {
-      forward(threads);  // makes what the backward reads
+      threads.attention.forward(tensors_);  // makes what the backward reads
       run(threads);
       threads.runs = runs_that_fill(
           run_seconds_, time_work(threads.threads, 1, [&] { run(threads); }).cpu_seconds);
@@ -248,16 +237,16 @@ void run_cases(const KernelSuite& suite, Communicator& comm) {
 }  // namespace
 
 std::string KernelRecord::name() const {
-  const std::string_view what =
-      problem.pass == BenchPass::forward ? "attention" : "attention_gradient";
-  return fmt::format("{}/{}/{}/d{}/s{}/{}/t{}", what, isa, name_of(problem.dtype), problem.head_dim,
-                     problem.seq_len, name_of(problem.mask), threads);
+  return fmt::format("attention{}/{}/{}/d{}/s{}/{}/t{}", suffix_of(problem.pass), isa,
+                     name_of(problem.dtype), problem.head_dim, problem.seq_len,
+                     name_of(problem.mask), threads);
 }
 
 std::optional<double> target_fraction(const BenchProblem& problem, const KernelTable& kernels) {
   const bool is_wide = problem.head_dim >= 128, is_causal = problem.mask == MaskKind::causal;
   if (kernels.isa == Isa::generic || kernels.isa == Isa::neon) return std::nullopt;
   if (problem.head_dim < 64 || problem.seq_len < 512) return std::nullopt;
+  if (problem.pass == BenchPass::both) return std::nullopt;
   if (problem.pass == BenchPass::backward) return backward_target(problem, kernels);
   if (is_bf16_dot(kernels, problem.dtype)) {
     if (problem.seq_len < 2048) return std::nullopt;

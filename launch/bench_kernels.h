@@ -34,7 +34,8 @@ struct KernelRecord {
   double cpu_share = 0.0;  ///< processor time got / wall time * threads; near 1 on a quiet machine
   std::int64_t repetitions = 0;
 
-  /// "attention/avx512/f32/d128/s2048/causal/t1"; backward: "attention_gradient/..."
+  /// "attention/avx512/f32/d128/s2048/causal/t1"; backward: "attention_gradient/...", both:
+  /// "attention_and_gradient/..."
   std::string name() const;
 };
 

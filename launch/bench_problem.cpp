@@ -22,12 +22,24 @@ void fill(const AnyTensor& tensor, std::uint64_t seed) {
   }
 }
 
+/// Of one channel of a head: two products in the forward, five in the backward, 2 flop each.
+double flop_per_pair(BenchPass pass) {
+  switch (pass) {
+    case BenchPass::forward:
+      return 4.0;
+    case BenchPass::backward:
+      return 10.0;
+    case BenchPass::both:
+      return 14.0;
+  }
+  return 0.0;
+}
+
 }  // namespace
 
 double BenchProblem::useful_flop() const {
   const auto tokens = static_cast<double>(seq_len);
-  const double products = pass == BenchPass::forward ? 4.0 : 10.0;
-  const double all = products * tokens * tokens * static_cast<double>(head_dim * heads);
+  const double all = flop_per_pair(pass) * tokens * tokens * static_cast<double>(head_dim * heads);
   return mask == MaskKind::causal ? all / 2.0 : all;
 }
 
@@ -59,6 +71,18 @@ std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSwe
     }
   }
   return problems;
+}
+
+std::string_view suffix_of(BenchPass pass) {
+  switch (pass) {
+    case BenchPass::forward:
+      return "";
+    case BenchPass::backward:
+      return "_gradient";
+    case BenchPass::both:
+      return "_and_gradient";
+  }
+  return "";
 }
 
 BenchTensors::BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows,
@@ -99,6 +123,29 @@ BackwardTensors BenchTensors::backward_tensors() const {
           .dq = dq_,
           .dk = dk_,
           .dv = dv_};
+}
+
+void BenchAttention::run(const BenchTensors& tensors) {
+  switch (pass_) {
+    case BenchPass::forward:
+      return forward(tensors);
+    case BenchPass::backward:
+      return gradient_->backward(tensors.backward_tensors());
+    case BenchPass::both:
+      forward(tensors);
+      return gradient_->backward(tensors.backward_tensors());
+  }
+}
+
+TransferStats BenchAttention::stats() const {
+  TransferStats sum = ring_.stats();
+  if (!gradient_) return sum;
+  for (const TransferStats& more : {gradient_->ring_stats(), gradient_->piece_stats()}) {
+    sum.bytes_sent += more.bytes_sent;
+    sum.messages_posted += more.messages_posted;
+    sum.exposed_seconds += more.exposed_seconds;
+  }
+  return sum;
 }
 
 }  // namespace cpattn

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cp/plan.h"
 #include "cp/ring_attention.h"
 #include "cp/ring_gradient.h"
 #include "launch/run_config.h"
+#include "src/comm/transfer.h"
 #include "src/device/memory.h"
 
 namespace cpattn {
@@ -25,7 +27,7 @@ struct BenchProblem {
   std::int64_t kv_heads = 8;
   BenchPass pass = BenchPass::forward;
 
-  /// 4 S S D Hq, half of it for causal; 10 for the backward.
+  /// 4 S S D Hq, half of it for causal; 10 for the backward, 14 for both.
   double useful_flop() const;
   Problem problem() const;
 };
@@ -40,14 +42,17 @@ struct BenchSweep {
 };
 std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSweep& choice);
 
+/// What the name of a record says of its pass, after that of its suite: nothing for the forward.
+std::string_view suffix_of(BenchPass pass);
+
 /// The list, or `choice` when it is empty.
 template <class T>
 std::vector<T> or_choice(const std::vector<T>& list, const std::vector<T>& choice) {
   return list.empty() ? choice : list;
 }
 
-/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard. For the backward
-/// also dout (f32, as out) and room for f32 gradients.
+/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard. Where a backward
+/// is measured also dout (f32, as out) and room for f32 gradients.
 class BenchTensors {
  public:
   BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows, int rank);
@@ -60,24 +65,33 @@ class BenchTensors {
   AnyTensor dout_, dq_, dk_, dv_;
 };
 
-/// A plan and its memory on a communicator.
+/// The plans of a problem and their memory on a communicator.
 class BenchAttention {
  public:
   /// Collective.
   BenchAttention(const BenchProblem& problem, const CpConfig& config, const KernelTable& kernels,
                  Communicator& comm)
-      : plan_(problem.problem(), config, kernels, comm.rank(), comm.size()), ring_(plan_, comm) {
+      : pass_(problem.pass),
+        plan_(problem.problem(), config, kernels, comm.rank(), comm.size()),
+        ring_(plan_, comm) {
     if (problem.pass == BenchPass::forward) return;
     gradient_plan_.emplace(plan_);
     gradient_.emplace(plan_, *gradient_plan_, comm);
   }
 
   const Plan& plan() const { return plan_; }
-  RingAttention& ring() { return ring_; }
-  /// Of a problem whose pass is backward.
-  RingGradient& gradient() { return *gradient_; }
+  /// Nothing when only the forward is measured.
+  const GradientPlan* gradient_plan() const { return gradient_plan_ ? &*gradient_plan_ : nullptr; }
+
+  /// Collective. What the problem's pass is; a backward reads what forward() left.
+  void run(const BenchTensors& tensors);
+  void forward(const BenchTensors& tensors) { ring_.forward(tensors.tensors()); }
+
+  /// Since the start, of everything that ran.
+  TransferStats stats() const;
 
  private:
+  BenchPass pass_;
   Plan plan_;
   RingAttention ring_;
   std::optional<GradientPlan> gradient_plan_;

@@ -176,7 +176,8 @@ std::string kernel_row(const KernelRecord& record) {
 
 std::string ring_table(const std::vector<RingRecord>& records) {
   std::string text =
-      "ranks thr dtype    D      S mask   schedule   seconds   tok/s  GFLOP/s  x 1 rank        "
+      "ranks thr pass     dtype    D      S mask   schedule   seconds   tok/s  GFLOP/s  x 1 rank   "
+      "     "
       "over arrival         exposed  transfer  hidden  MB sent  MB peak\n";
   for (const RingRecord& record : records) {
     const RingSamples& samples = record.samples;
@@ -184,11 +185,13 @@ std::string ring_table(const std::vector<RingRecord>& records) {
     const std::string cost =
         record.cost_over_arrival ? fmt::format("{:+.1f}%", 100.0 * *record.cost_over_arrival) : "-";
     text += fmt::format(
-        "{:>5} {:>3} {:<5} {:>4} {:>6} {:<6} {:<9} {:>8.4f} {:>7.0f} {:>8.1f} {:>9} {:<6} {:>12} "
+        "{:>5} {:>3} {:<8} {:<5} {:>4} {:>6} {:<6} {:<9} {:>8.4f} {:>7.0f} {:>8.1f} {:>9} {:<6} "
+        "{:>12} "
         "{:<6} {:>9.4f} {:>9} {:>7} {:>8.1f} {:>8.0f}\n",
-        samples.ranks, samples.threads, name_of(problem.dtype), problem.head_dim, problem.seq_len,
-        name_of(problem.mask), name_of(samples.schedule), record.seconds,
-        record.tokens_per_second(), record.gflops(), or_dash(record.ratio_to_baseline, "{:.3f}"),
+        samples.ranks, samples.threads, name_of(problem.pass), name_of(problem.dtype),
+        problem.head_dim, problem.seq_len, name_of(problem.mask), name_of(samples.schedule),
+        record.seconds, record.tokens_per_second(), record.gflops(),
+        or_dash(record.ratio_to_baseline, "{:.3f}"),
         judged(record.ratio_to_baseline, record.ratio_target), cost,
         judged(record.cost_target, record.cost_over_arrival), record.exposed_seconds,
         or_dash(record.transfer_seconds, "{:.4f}"), or_dash(record.hidden_share, "{:.3f}"),

@@ -1,16 +1,19 @@
 #include "launch/bench_ring.h"
 
 #include <fmt/core.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "launch/bench_timing.h"
 #include "src/base/error.h"
+#include "src/comm/direct_exchange.h"
 #include "src/comm/ring_exchange.h"
 
 namespace cpattn {
@@ -43,6 +46,15 @@ RankNumbers largest_of_all(Communicator& comm, const RankNumbers& mine, Seconds 
   return result;
 }
 
+/// Lets the peak count from here, without what the last problem left in the heap. Where the system
+/// does not (a Linux without clear_refs), the peak is that of everything so far.
+void reset_peak_rss() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+  std::ofstream("/proc/self/clear_refs") << "5";
+}
+
 double peak_rss_bytes() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -55,6 +67,7 @@ class RingCase {
   RingCase(const BenchProblem& problem, const CpConfig& base, const KernelTable& kernels,
            World& world)
       : comm_(world.comm), timeout_(base.timeout_seconds) {
+    reset_peak_rss();
     const bool is_oversubscribed =
         world.local_ranks * base.threads > ::sysconf(_SC_NPROCESSORS_ONLN);
     for (const ScheduleKind schedule : kSchedules) {
@@ -71,8 +84,11 @@ class RingCase {
       samples.threads = plan.num_threads();
       samples.isa = name_of(kernels.isa);
       samples.transport = comm_.transport();
+      std::size_t planned_bytes = plan.memory().total();
+      if (const GradientPlan* gradient = attentions_.back()->gradient_plan())
+        planned_bytes += gradient->memory_bytes();
       samples.planned_bytes_per_token =
-          static_cast<double>(plan.memory().total()) /
+          static_cast<double>(planned_bytes) /
           static_cast<double>(std::max<std::int64_t>(1, plan.shard().q_rows));
       samples_.push_back(std::move(samples));
     }
@@ -81,12 +97,13 @@ class RingCase {
   }
 
   std::vector<RingSamples> run(std::int64_t repetitions) {
-    for (std::size_t i = 0; i < attentions_.size(); ++i) forward(i);
+    attentions_.front()->forward(*tensors_);  // makes what a backward reads
+    for (std::size_t i = 0; i < attentions_.size(); ++i) run_pass(i);
     for (std::int64_t turn = 0; turn < repetitions; ++turn) {
       for (std::size_t i = 0; i < attentions_.size(); ++i) {
         // Each schedule goes first as often as second.
         const std::size_t which = turn % 2 == 0 ? i : attentions_.size() - 1 - i;
-        keep(which, forward(which));
+        keep(which, run_pass(which));
       }
       if (comm_.size() > 1) transfer();
     }
@@ -94,15 +111,16 @@ class RingCase {
   }
 
  private:
-  RankNumbers forward(std::size_t which) {
-    RingAttention& ring = attentions_[which]->ring();
-    const RingStats before = ring.stats();
+  RankNumbers run_pass(std::size_t which) {
+    BenchAttention& attention = *attentions_[which];
+    const TransferStats before = attention.stats();
     comm_.barrier(deadline_after(timeout_), "start of a measurement");
     const Clock::time_point start = Clock::now();
-    ring.forward(tensors_->tensors());
+    attention.run(*tensors_);
     RankNumbers mine{.seconds = Seconds(Clock::now() - start).count()};
-    mine.exposed_seconds = ring.stats().exposed_seconds - before.exposed_seconds;
-    mine.bytes_sent = static_cast<double>(ring.stats().bytes_sent - before.bytes_sent);
+    const TransferStats after = attention.stats();
+    mine.exposed_seconds = after.exposed_seconds - before.exposed_seconds;
+    mine.bytes_sent = static_cast<double>(after.bytes_sent - before.bytes_sent);
     mine.peak_rss_bytes = peak_rss_bytes();
     return largest_of_all(comm_, mine, timeout_);
   }
@@ -115,18 +133,60 @@ class RingCase {
     samples.peak_rss_bytes = static_cast<std::int64_t>(numbers.peak_rss_bytes);
   }
 
-  // The hops of one forward with nothing to hide behind.
+  // Of each schedule: how many pieces of dk, dv a backward sends depends on it.
   void transfer() {
-    RingExchange exchange(comm_, attentions_.front()->plan().span_bytes(), {.timeout = timeout_});
+    for (std::size_t i = 0; i < attentions_.size(); ++i) {
+      double seconds = 0.0;
+      const BenchAttention& attention = *attentions_[i];
+      if (samples_[i].problem.pass != BenchPass::backward)
+        seconds += forward_transfer(attention.plan());
+      if (attention.gradient_plan() != nullptr)
+        seconds += backward_transfer(*attention.gradient_plan());
+      samples_[i].transfer_seconds.push_back(seconds);
+    }
+  }
+
+  // The hops of one forward with nothing to hide behind.
+  double forward_transfer(const Plan& plan) {
+    RingExchange ring(comm_, plan.span_bytes(), {.timeout = timeout_});
+    return slowest([&] {
+      for (int hop = 0; hop < comm_.size() - 1; ++hop) {
+        ring.post();
+        ring.wait();
+      }
+    });
+  }
+
+  // Likewise, in the order of RingGradient::backward().
+  double backward_transfer(const GradientPlan& gradient) {
+    RingExchange ring(comm_, gradient.span_bytes(), {.timeout = timeout_});
+    DirectExchange pieces(comm_, gradient.max_bytes_out(), gradient.max_bytes_in(),
+                          {.timeout = timeout_});
+    const std::vector<GradientStep>& steps = gradient.schedule().steps;
+    return slowest([&] {
+      for (std::size_t step = 0; step < steps.size(); ++step) {
+        ring.post();
+        if (step > 1) pieces.wait();
+        if (step > 0) {
+          pieces.post({.step = static_cast<int>(step),
+                       .to = steps[step].kv_owner,
+                       .bytes_out = gradient.bytes_out(step),
+                       .from = steps[step].pieces_from,
+                       .bytes_in = gradient.bytes_in(step)});
+        }
+        ring.wait();
+      }
+      pieces.wait();
+    });
+  }
+
+  template <class Work>
+  double slowest(Work&& work) {
     comm_.barrier(deadline_after(timeout_), "start of a transfer");
     const Clock::time_point start = Clock::now();
-    for (int hop = 0; hop < comm_.size() - 1; ++hop) {
-      exchange.post();
-      exchange.wait();
-    }
+    work();
     const RankNumbers mine{.seconds = Seconds(Clock::now() - start).count()};
-    const double seconds = largest_of_all(comm_, mine, timeout_).seconds;
-    for (RingSamples& samples : samples_) samples.transfer_seconds.push_back(seconds);
+    return largest_of_all(comm_, mine, timeout_).seconds;
   }
 
   Communicator& comm_;
@@ -144,7 +204,11 @@ std::vector<RingSamples> measure_ring(const RunConfig& config, World& world) {
   base.sharding = ShardingKind::zigzag;
   base.threads = threads_per_rank(config.thread_counts.empty() ? 0 : config.thread_counts.front(),
                                   world.local_ranks);
-  const BenchSweep choice{{DType::f32}, {MaskKind::causal}, {128}, {8192}};
+  const BenchSweep choice{{DType::f32},
+                          {MaskKind::causal},
+                          {128},
+                          {8192},
+                          {BenchPass::forward, BenchPass::backward, BenchPass::both}};
   const std::int64_t repetitions =
       config.repetitions == 0 ? kDefaultRepetitions : config.repetitions;
   std::vector<RingSamples> all;
@@ -166,6 +230,7 @@ std::string samples_json(const std::vector<RingSamples>& samples) {
                     {"seq_len", one.problem.seq_len},
                     {"heads", one.problem.heads},
                     {"kv_heads", one.problem.kv_heads},
+                    {"pass", name_of(one.problem.pass)},
                     {"schedule", name_of(one.schedule)},
                     {"ranks", one.ranks},
                     {"threads", one.threads},
@@ -193,6 +258,7 @@ std::vector<RingSamples> samples_from_json(const std::string& text) {
       entry.at("seq_len").get_to(one.problem.seq_len);
       entry.at("heads").get_to(one.problem.heads);
       entry.at("kv_heads").get_to(one.problem.kv_heads);
+      one.problem.pass = from_name<BenchPass>(entry.at("pass").get<std::string>()).value();
       one.schedule = from_name<ScheduleKind>(entry.at("schedule").get<std::string>()).value();
       entry.at("ranks").get_to(one.ranks);
       entry.at("threads").get_to(one.threads);

@@ -1,4 +1,4 @@
-// The ring suite of bench: the distributed forward at several numbers of ranks, in one run.
+// The ring suite of bench: the distributed passes at several numbers of ranks, in one run.
 //
 // Outside MPI it starts jobs, in turns, so that all sizes see the same moods of the machine: one
 // rank with all cores (the baseline), as many ranks as cores, and twice as many. Inside mpirun it
@@ -25,12 +25,12 @@ struct RingSamples {
   std::string isa;
   std::string transport;
   bool is_oversubscribed = false;        ///< more threads than the host has cores
-  std::vector<double> seconds;           ///< of forward(), slowest rank
+  std::vector<double> seconds;           ///< of the problem's pass, slowest rank
   std::vector<double> exposed_seconds;   ///< of it waiting for a hop, longest of any rank
   std::vector<double> transfer_seconds;  ///< the same bytes round the same ring without any work
-  std::int64_t bytes_sent = 0;           ///< by one rank in one forward; the most of any
-  std::int64_t peak_rss_bytes = 0;       ///< of the largest rank so far
-  double planned_bytes_per_token = 0.0;  ///< Plan::memory() over the rank's tokens
+  std::int64_t bytes_sent = 0;           ///< by one rank in one pass; the most of any
+  std::int64_t peak_rss_bytes = 0;       ///< of the largest rank, with both schedules' memory
+  double planned_bytes_per_token = 0.0;  ///< see docs/performance.md
 };
 
 /// Medians of all samples of one size, problem and schedule.
@@ -51,7 +51,8 @@ struct RingRecord {
 
   double tokens_per_second() const;
   double gflops() const;  ///< of all ranks together
-  /// "ring/r2t1/f32/d128/s8192/causal/canonical"
+  /// "ring/r2t1/avx512/f32/d128/s8192/causal/canonical"; backward: "ring_gradient/...", both:
+  /// "ring_and_gradient/..."
   std::string name() const;
 };
 

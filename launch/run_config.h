@@ -45,12 +45,17 @@ struct EnumNames<BenchSuite> {
                                       NamedValue<BenchSuite>{BenchSuite::ring, "ring"}};
 };
 
-enum class BenchPass { forward, backward };
+enum class BenchPass {
+  forward,
+  backward,  ///< of out and lse that are there already
+  both,      ///< one after the other, timed together: a training step's share
+};
 
 template <>
 struct EnumNames<BenchPass> {
   static constexpr std::array kValues{NamedValue<BenchPass>{BenchPass::forward, "forward"},
-                                      NamedValue<BenchPass>{BenchPass::backward, "backward"}};
+                                      NamedValue<BenchPass>{BenchPass::backward, "backward"},
+                                      NamedValue<BenchPass>{BenchPass::both, "both"}};
 };
 
 /// Knobs that take a list make one lane per combination.
@@ -197,7 +202,8 @@ void for_each_bench_field(Config& config, Visitor&& visit) {
     return RunField{{name, help, min, max, Scope::local}, FieldGroup::bench, TextRule::any, unset};
   };
   visit(field("suite", "what is measured", 0, 0, "kernels"), config.suite);
-  visit(field("passes", "what is computed", 0, 0, "kernels: forward,backward; ring: forward"),
+  visit(field("passes", "what is computed; both is a forward and its backward, timed together", 0,
+              0, "kernels: forward,backward; ring: forward,backward,both"),
         config.passes);
   visit(field("isas", "instruction sets", 0, 0, "kernels: all this machine has; ring: the best"),
         config.isas);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -81,6 +82,9 @@ TEST(BenchProblem, UsefulFlop) {
 
   problem.pass = BenchPass::backward;
   EXPECT_EQ(problem.useful_flop(), 5.0 * 2048 * 2048 * 128 * 8);
+
+  problem.pass = BenchPass::both;
+  EXPECT_EQ(problem.useful_flop(), 7.0 * 2048 * 2048 * 128 * 8);
 }
 
 TEST(BenchKernels, TargetsAreThoseOfThePage) {
@@ -107,6 +111,7 @@ TEST(BenchKernels, TargetsAreThoseOfThePage) {
         target(*table, DType::bf16, MaskKind::full, 64, 2048, BenchPass::backward).value_or(0.0),
         has_dot ? 0.65 : 0.0);
     EXPECT_FALSE(target(*table, DType::f32, MaskKind::full, 128, 512, BenchPass::backward));
+    EXPECT_FALSE(target(*table, DType::f32, MaskKind::full, 128, 2048, BenchPass::both));
   }
 }
 
@@ -153,24 +158,62 @@ TEST(BenchRing, SamplesOfTwoRanks) {
     if (comm.rank() == 0) samples = mine;
   });
 
-  ASSERT_EQ(samples.size(), 2u);  // canonical, arrival
+  ASSERT_EQ(samples.size(), 6u);  // forward, backward, both; canonical, arrival
   for (const RingSamples& one : samples) {
     EXPECT_EQ(one.ranks, 2);
     EXPECT_EQ(one.seconds.size(), 2u);
+    EXPECT_EQ(one.exposed_seconds.size(), 2u);
     EXPECT_EQ(one.transfer_seconds.size(), 2u);
-    EXPECT_GT(one.bytes_sent, 0);
+    EXPECT_GT(one.peak_rss_bytes, 0);
     EXPECT_GT(one.planned_bytes_per_token, 0.0);
   }
   const Json json =
       Json::parse(bench_json(describe_run("ring", "cpattn"), ring_records({samples})));
   for (const Json& record : json.at("records")) expect_required_keys(record);
   EXPECT_EQ(json.at("records").at(0).at("ranks"), 2);
+  EXPECT_EQ(json.at("records").at(0).at("pass"), "forward");
+  EXPECT_EQ(json.at("records").at(2).at("pass"), "backward");
+  EXPECT_EQ(json.at("records").at(4).at("pass"), "both");
+}
+
+TEST(BenchRing, BytesAreThoseOfThePlans) {
+  RunConfig config = tiny_config();
+  config.seq_lens = {2100};  // more than one chunk for each of two ranks
+  config.repetitions = 1;
+  config.thread_counts = {1};
+  LoopbackWorld(2).run([&](Communicator& comm) {
+    World world{comm, 2};
+    for (const RingSamples& one : measure_ring(config, world)) {
+      CpConfig cp_config;
+      cp_config.mask = one.problem.mask;
+      cp_config.schedule = one.schedule;
+      std::size_t forward = 0, backward = 0;  // the most of any rank
+      for (int rank = 0; rank < 2; ++rank) {
+        const Plan plan(one.problem.problem(), cp_config, default_kernels(), rank, 2);
+        forward = std::max(forward, plan.bytes_on_wire());
+        backward = std::max(backward, GradientPlan(plan).bytes_on_wire());
+      }
+      switch (one.problem.pass) {
+        case BenchPass::forward:
+          EXPECT_EQ(one.bytes_sent, forward);
+          break;
+        case BenchPass::backward:
+          EXPECT_EQ(one.bytes_sent, backward);
+          break;
+        case BenchPass::both:  // the most of the sums
+          EXPECT_LE(one.bytes_sent, forward + backward);
+          EXPECT_GT(one.bytes_sent, std::max(forward, backward));
+          break;
+      }
+    }
+  });
 }
 
 /// Samples as if measured: `seconds` twice.
-RingSamples made(ScheduleKind schedule, int ranks, double seconds) {
+RingSamples made(ScheduleKind schedule, int ranks, double seconds,
+                 BenchPass pass = BenchPass::forward) {
   RingSamples samples;
-  samples.problem = {DType::f32, MaskKind::causal, 64, 1000, 8, 8};
+  samples.problem = {DType::f32, MaskKind::causal, 64, 1000, 8, 8, pass};
   samples.schedule = schedule;
   samples.ranks = ranks;
   samples.isa = "avx2";
@@ -203,13 +246,47 @@ TEST(BenchRing, RecordsCompareWithinTheirTurn) {
   EXPECT_NE(ring_table(records).find("BELOW"), std::string::npos);
 }
 
+TEST(BenchRing, EveryPassHasItsOwnBaselineAndGoals) {
+  std::vector<RingSamples> turn;
+  double seconds = 1.0;
+  for (const BenchPass pass : {BenchPass::forward, BenchPass::backward, BenchPass::both}) {
+    turn.push_back(made(ScheduleKind::canonical, 1, seconds, pass));
+    turn.push_back(made(ScheduleKind::canonical, 2, 2.0 * seconds, pass));
+    turn.push_back(made(ScheduleKind::arrival, 2, seconds, pass));
+    turn.push_back(made(ScheduleKind::canonical, 4, 4.0 * seconds, pass));
+    turn.back().is_oversubscribed = true;
+    seconds *= 3.0;
+  }
+
+  const std::vector<RingRecord> records = ring_records({turn});
+
+  for (std::size_t i = 0; i < records.size(); i += 4) {
+    EXPECT_DOUBLE_EQ(*records[i + 1].ratio_to_baseline, 0.5);
+    EXPECT_DOUBLE_EQ(*records[i + 1].cost_over_arrival, 1.0);
+    EXPECT_DOUBLE_EQ(*records[i + 3].ratio_to_baseline, 0.25);
+  }
+  const auto goals = [&](std::size_t first) {
+    return std::array{records[first + 1].ratio_target, records[first + 1].cost_target,
+                      records[first + 3].ratio_target};
+  };
+  using Goals = std::array<std::optional<double>, 3>;
+  EXPECT_EQ(goals(0), (Goals{0.95, 0.03, 0.85}));
+  EXPECT_EQ(goals(4), (Goals{std::nullopt, 0.10, std::nullopt}));
+  EXPECT_EQ(goals(8), (Goals{0.93, 0.10, std::nullopt}));
+  EXPECT_DOUBLE_EQ(records[8].gflops(), 3.5 / 9.0 * records[0].gflops());  // 14 / 4 of the flop
+  EXPECT_EQ(records[0].name(), "ring/r1t1/avx2/f32/d64/s1000/causal/canonical");
+  EXPECT_EQ(records[4].name(), "ring_gradient/r1t1/avx2/f32/d64/s1000/causal/canonical");
+  EXPECT_EQ(records[8].name(), "ring_and_gradient/r1t1/avx2/f32/d64/s1000/causal/canonical");
+}
+
 TEST(BenchRing, SamplesSurviveAFile) {
-  const std::vector<RingSamples> samples{made(ScheduleKind::arrival, 4, 0.1)};
+  const std::vector<RingSamples> samples{made(ScheduleKind::arrival, 4, 0.1, BenchPass::both)};
 
   const std::vector<RingSamples> read = samples_from_json(samples_json(samples));
 
   EXPECT_EQ(samples_json(read), samples_json(samples));
   EXPECT_EQ(read.front().seconds, samples.front().seconds);
+  EXPECT_EQ(read.front().problem.pass, BenchPass::both);
   EXPECT_THROW(samples_from_json(""), InternalError);
   EXPECT_THROW(samples_from_json("[{}]"), InternalError);
 }

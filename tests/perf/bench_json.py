@@ -39,20 +39,30 @@ def require_keys(record, keys):
         sys.exit(f"{record['name']}: lacks {missing}")
 
 
+def require_passes(suite, records, wanted):
+    measured = {record["pass"] for record in records}
+    if measured != wanted:
+        sys.exit(f"{suite}: measured {sorted(measured)}, wanted {sorted(wanted)}")
+
+
 def main(cpattn):
     small = ("--heads", "2", "--kv-heads", "1", "--head-dims", "32", "--repetitions", "1")
     kernels = records_of(cpattn, "kernels", "--seq-lens", "64", "--dtypes", "f32", *small)
-    if {record["pass"] for record in kernels} != {"forward", "backward"}:
-        sys.exit("kernels: a pass was not measured")
+    require_passes("kernels", kernels, {"forward", "backward"})
     for record in kernels:
         require_keys(record, REQUIRED + ("pass",))
         if not 0 < record["fraction_of_peak"] < 1.2:
             sys.exit(f"{record['name']}: fraction_of_peak {record['fraction_of_peak']}")
     ring = records_of(cpattn, "ring", "--seq-lens", "1500", *small)
+    require_passes("ring", ring, {"forward", "backward", "both"})
     for record in ring:
-        require_keys(record, REQUIRED + RING)
+        require_keys(record, REQUIRED + RING + ("pass",))
         if record["seconds"] <= 0:
             sys.exit(f"{record['name']}: {record['seconds']} seconds")
+        if record["ranks"] > 1 and record["ratio_to_baseline"] is None:
+            sys.exit(f"{record['name']}: not compared with one rank")
+        if record["schedule"] == "canonical" and record["cost_over_arrival"] is None:
+            sys.exit(f"{record['name']}: not compared with arrival")
     if len({record["ranks"] for record in ring}) < 2:
         sys.exit("ring: only one number of ranks was measured")
 

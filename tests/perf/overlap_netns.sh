@@ -81,7 +81,7 @@ main() {
   up
   write_agent "$workdir/agent"
 
-  local flags=(--seq-lens 16384 --repetitions 3)
+  local flags=(--seq-lens 16384 --repetitions 3 --passes forward)
   [[ $# -eq 0 ]] || flags=("$@")
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   mpirun --host "${HOSTS[0]}:1,${HOSTS[1]}:1" -np 2 --bind-to none \
