@@ -1,6 +1,5 @@
 // What the bits of a row may depend on: the row, the keys it sees and the program. Nothing else.
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <array>
 #include <cmath>
@@ -67,21 +66,6 @@ TEST(CpuBits, ThreadCount) {
     const Attended one = run_one_block(table, problem, {.num_threads = 1});
     for (const int threads : {2, 3})
       EXPECT_TRUE(same(run_one_block(table, problem, {.num_threads = threads}), one)) << threads;
-  });
-}
-
-// A trainer may call from a parallel region of its own: its team is not the kernels' team.
-TEST(CpuBits, MembersOfACallersTeam) {
-  for_each_table([](const KernelTable& table, DType dtype) {
-    const AttentionCase problem = usual_case(dtype);
-    const Attended expected = run_one_block(table, problem);
-    for (const int threads : {1, 2}) {
-      std::array<Attended, 2> results;
-#pragma omp parallel num_threads(2)
-      results[static_cast<std::size_t>(omp_get_thread_num())] =
-          run_one_block(table, problem, {.num_threads = threads});
-      for (const Attended& result : results) EXPECT_TRUE(same(result, expected)) << threads;
-    }
   });
 }
 

@@ -1,6 +1,5 @@
 // What the bits of the backward may depend on: chunks, mask and sums; and what they may not.
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <array>
 #include <cmath>
@@ -67,20 +66,6 @@ TEST(GradientBits, ThreadsAndTheOrderOfTasksChangeNothing) {
                               .keys_outermost = keys_outermost};
         expect_equal(run_gradient(table, in, run), expected);
       }
-    }
-  });
-}
-
-TEST(GradientBits, MembersOfACallersTeam) {
-  for_each_table([](const KernelTable& table, DType dtype) {
-    const GradientInputs in = usual_inputs(dtype);
-    const Gradients expected = run_gradient(table, in, {.row_chunk = 30, .key_chunk = 70});
-    for (const int threads : {1, 2}) {
-      std::array<Gradients, 2> results;
-#pragma omp parallel num_threads(2)
-      results[static_cast<std::size_t>(omp_get_thread_num())] =
-          run_gradient(table, in, {.row_chunk = 30, .key_chunk = 70, .num_threads = threads});
-      for (const Gradients& result : results) expect_equal(result, expected);
     }
   });
 }

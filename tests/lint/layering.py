@@ -39,7 +39,7 @@ _THIRD_PARTY_ROOMS = (
     (r"mpi\.h|mpi-ext\.h", r"src/comm/mpi_comm\.|tests/support/mpi_main\.cpp$|" + _USERS),
     (r"cpattn(?:\.h|/.*)", _USERS),
     (_C_HEADERS, r".*\.c$|cp/bindings/c_api\.h$|tests/cp/c_api_checks\.h$"),
-    (r"omp\.h", r"kernels/cpu/"),
+    (r"omp\.h", r"kernels/cpu/|tests/kernels/cpu/"),
     (r"immintrin\.h|x86intrin\.h|arm_neon\.h|arm_sve\.h", r"kernels/cpu/|tests/kernels/cpu/"),
     (r"cpuid\.h|sys/auxv\.h|asm/hwcap\.h", r"kernels/|launch/"),
     (r"yaml-cpp/.*|boost/.*|nlohmann/.*", r"launch/|tests/launch/"),
@@ -143,7 +143,7 @@ def _code_findings(tree, name):
                     yield Finding(name, number, message)
         if _ASSEMBLY.search(line) and not _ASSEMBLY_ROOMS.match(name):
             yield Finding(name, number, "assembly of the device belongs to kernels/cuda/ptx*")
-        if _PRAGMA_OMP.search(line) and not name.startswith("kernels/cpu/"):
+        if _PRAGMA_OMP.search(line) and not name.startswith(("kernels/cpu/", "tests/kernels/cpu/")):
             yield Finding(name, number, "OpenMP belongs to kernels/cpu")
         if name.endswith((".h", ".cuh")) and _USING_NAMESPACE.match(line):
             yield Finding(name, number, "`using namespace` in a header")
