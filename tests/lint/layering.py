@@ -52,7 +52,7 @@ _THIRD_PARTY_ROOMS = (
     (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
     (r"cuda(?:_runtime(?:_api)?)?\.h|vector_types\.h", r"kernels/cuda/"),
     (
-        r"(?:sys|netinet|arpa)/\w+\.h|(?:unistd|fcntl|signal|spawn|poll|sched|time)\.h",
+        r"(?:sys|netinet|arpa)/\w+\.h|(?:unistd|malloc|fcntl|signal|spawn|poll|sched|time)\.h",
         r"launch/|tests/",
     ),
 )
