@@ -72,6 +72,44 @@ std::uint64_t digest_of(const SequenceBatch& batch) {
   return digest.value();
 }
 
+/// Refuses what counts of 64 bits, or the lists of a plan, cannot hold. In double, where a product
+/// of two lengths does not overflow.
+void check_sizes(const Problem& problem, const CpConfig& config, int world_size) {
+  constexpr double kMaxPairs = 0x1p62;     // visible_pairs, exact
+  constexpr double kMaxElements = 0x1p48;  // leaves 2^16 for bytes of each, all partial states
+  constexpr double kMaxListed = 0x1p27;    // entries of a rank's plan, some 100 bytes each
+  double pairs = 0.0, chunks = 0.0, chunk_pairs = 0.0;
+  for (const Document& document : problem.batch.documents) {
+    const auto chunks_of = [&](std::int64_t tokens) {
+      return static_cast<double>(chunk_grid(tokens, config, world_size).num_chunks());
+    };
+    const double q_chunks = chunks_of(document.q_tokens), kv_chunks = chunks_of(document.kv_tokens);
+    pairs += static_cast<double>(document.q_tokens) * static_cast<double>(document.kv_tokens);
+    chunks += q_chunks + kv_chunks;
+    chunk_pairs += q_chunks * kv_chunks;
+  }
+  const auto elements = [&](std::int64_t rows, std::int64_t heads) {
+    return static_cast<double>(std::max<std::int64_t>(rows, 1)) * static_cast<double>(heads) *
+           static_cast<double>(problem.shape.head_dim + problem.shape.value_dim);
+  };
+  const double listed = chunks + chunk_pairs / world_size;
+  std::string text;
+  const auto at_most = [&text](double count, double limit, const auto&... what) {
+    if (count <= limit) return;
+    text += detail::concat(text.empty() ? "" : "; ", what..., " make ", count,
+                           ", expected at most ", limit);
+  };
+  at_most(pairs, kMaxPairs, "documents: their (query, key) pairs");
+  at_most(listed, kMaxListed, "chunk_tokens ", config.chunk_tokens,
+          ": chunks, and pairs of chunks per rank,");
+  at_most(elements(problem.batch.q_rows, problem.shape.num_heads), kMaxElements, "q_rows ",
+          problem.batch.q_rows, ", num_heads ", problem.shape.num_heads, ": elements of q and out");
+  at_most(elements(problem.batch.kv_rows, problem.shape.num_kv_heads), kMaxElements, "kv_rows ",
+          problem.batch.kv_rows, ", num_kv_heads ", problem.shape.num_kv_heads,
+          ": elements of k and v");
+  require(text.empty(), text);
+}
+
 void check(const Problem& problem, const CpConfig& config, int rank, int world_size) {
   std::string text;
   for (const std::string& item : problems_with(problem, config, rank, world_size))
@@ -93,6 +131,9 @@ std::vector<std::string> problems_with(const Problem& problem, const CpConfig& c
   }
   if (problems.empty()) {
     collect(problems, [&] { check_divisible(problem.batch, config, world_size); });
+  }
+  if (problems.empty()) {
+    collect(problems, [&] { check_sizes(problem, config, world_size); });
   }
   return problems;
 }

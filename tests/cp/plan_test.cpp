@@ -62,6 +62,33 @@ TEST(Plan, DocumentsAndRanksAreChecked) {
   EXPECT_NAMES(refusal(small_problem(), small_config(), 0, 0), "world_size");
 }
 
+// Lengths out of memory that nobody wrote to: refused at once, by name, with nothing allocated.
+TEST(Plan, SizesThatOverflowAreRefused) {
+  Problem problem = small_problem();
+  CpConfig config = small_config();
+  for (const std::int64_t tokens : {std::int64_t{1} << 44, std::int64_t{1} << 61, INT64_MAX}) {
+    for (const ShardingKind sharding : {ShardingKind::contiguous, ShardingKind::zigzag}) {
+      config.sharding = sharding;
+      config.chunk_tokens = 512;
+      problem.batch = batch_of_one(tokens, tokens);
+      EXPECT_NAMES(refusal(problem, config), "chunk_tokens 512");
+      EXPECT_NAMES(refusal(problem, config), "(query, key) pairs");
+      problem.batch = batch_of_one(0, tokens);
+      EXPECT_NAMES(refusal(problem, config), "chunk_tokens 512");
+      problem.batch.documents.clear();
+      EXPECT_NAMES(refusal(problem, config), "kv_rows");
+    }
+  }
+  problem = small_problem();
+  problem.shape.num_heads = std::int64_t{1} << 60;
+  EXPECT_NAMES(refusal(problem, config), "num_heads");
+  // 2^31 tokens on 8 ranks, in chunks of which there are few, are a plan.
+  problem = small_problem();
+  problem.batch = batch_of_one(std::int64_t{1} << 31, std::int64_t{1} << 31);
+  config.chunk_tokens = 1 << 24;
+  EXPECT_EQ(refusal(problem, config, 0, 8), "nothing was refused");
+}
+
 TEST(Plan, SpansHoldTheOwnersChunksWithoutOverlap) {
   const Problem problem = small_problem();
   for (const int world_size : {1, 2, 3, 8})
