@@ -61,9 +61,9 @@ std::uint64_t digest_of(const Sharding& sharding) {
   return digest.value();
 }
 
-std::uint64_t digest_of(const SequenceBatch& batch) {
+std::uint64_t digest_of(const std::vector<Document>& documents) {
   Digest digest;
-  for (const Document& document : batch.documents) {
+  for (const Document& document : documents) {
     digest.add(document.q_begin);
     digest.add(document.q_tokens);
     digest.add(document.kv_begin);
@@ -108,6 +108,20 @@ void check_sizes(const Problem& problem, const CpConfig& config, int world_size)
           problem.batch.kv_rows, ", num_kv_heads ", problem.shape.num_kv_heads,
           ": elements of k and v");
   require(text.empty(), text);
+}
+
+/// A line for each of the first documents, so that a difference is told as the rows it is about;
+/// the rest is compared by its digest, because ranks exchange these lines.
+void add_documents(std::ostream& text, const std::vector<Document>& documents) {
+  constexpr std::size_t kMaxDocumentLines = 64;
+  for (std::size_t d = 0; d < std::min(documents.size(), kMaxDocumentLines); ++d) {
+    const Document& document = documents[d];
+    text << "document " << d << "=q rows [" << document.q_begin << ", "
+         << document.q_begin + document.q_tokens << ") kv rows [" << document.kv_begin << ", "
+         << document.kv_begin + document.kv_tokens << ")\n";
+  }
+  if (documents.size() > kMaxDocumentLines)
+    text << "documents_digest=" << std::hex << digest_of(documents) << std::dec << '\n';
 }
 
 void check(const Problem& problem, const CpConfig& config, int rank, int world_size) {
@@ -234,8 +248,9 @@ std::string Plan::agreement_lines() const {
        << shape.softmax_scale << std::defaultfloat << "\ndtype=" << name_of(problem_.dtype)
        << "\nout_dtype=" << name_of(problem_.out_dtype)
        << "\ndocuments=" << problem_.batch.documents.size() << "\nq_rows=" << problem_.batch.q_rows
-       << "\nkv_rows=" << problem_.batch.kv_rows << "\ndocuments_digest=" << std::hex
-       << digest_of(problem_.batch) << "\nsharding_digest=" << digest_of(sharding_) << std::dec
+       << "\nkv_rows=" << problem_.batch.kv_rows << '\n';
+  add_documents(text, problem_.batch.documents);
+  text << "sharding_digest=" << std::hex << digest_of(sharding_) << std::dec
        << "\nnumerics=" << kernels_->numerics(problem_.dtype) << '\n';
   return text.str();
 }

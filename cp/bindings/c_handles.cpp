@@ -45,7 +45,8 @@ class HandleTable {
     const auto found = entries_.find(number);
     require(found != entries_.end(), kind, ": ",
             number < next_ ? "this handle was freed" : "not a handle");
-    require(found->second.kind == kind, kind, ": this is the handle of a ", found->second.kind);
+    require(found->second.kind == kind, kind, ": this handle is of kind ", found->second.kind,
+            ", expected ", kind);
     return found;
   }
 

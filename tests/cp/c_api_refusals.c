@@ -32,7 +32,7 @@ static void test_handles(void) {
 
   /* A handle of another kind, and what never was one. */
   CHECK_REFUSED(cpattn_forward((cpattn_plan*)(void*)attention, NULL), CPATTN_INVALID_ARGUMENT,
-                "plan: this is the handle of a attention");
+                "plan: this handle is of kind attention, expected plan");
   CHECK_REFUSED(cpattn_group_rank((cpattn_group*)(void*)&rank, &rank), CPATTN_INVALID_ARGUMENT,
                 "group: not a handle");
 

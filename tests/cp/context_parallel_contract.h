@@ -104,6 +104,29 @@ TEST_P(ContextParallel, WhatDiffersIsNamedWithValuesAndRanks) {
   });
 }
 
+TEST_P(ContextParallel, ADocumentThatDiffersIsNamedWithItsRows) {
+  if (size() == 1) return;  // nobody to differ from
+  const OneLayer layer = packed_layer();
+  run([&](Communicator& comm) {
+    for (const int before : {0, 63, 64}) {  // 64 documents are told by their rows, the rest is not
+      Problem problem = layer.stated();
+      std::vector<std::int64_t> lengths(static_cast<std::size_t>(before) + 1, 0);
+      lengths.push_back(comm.rank() == 1 ? 6 : 7);
+      lengths.push_back(10);
+      problem.batch = batch_from_cu_seqlens(lengths, lengths, 10, 10);
+      const ContextParallelAttention attention(borrowed(comm), layer.problem().config);
+      const std::string text = refusal([&] { attention.plan(problem); });
+      if (before < 64) {
+        const std::string name = "document " + std::to_string(before) + " differs between ranks: ";
+        EXPECT_NE(text.find(name), std::string::npos) << text;
+        EXPECT_NE(text.find("rank 1 has q rows [0, 6) kv rows [0, 6)"), std::string::npos) << text;
+      } else {
+        EXPECT_NE(text.find("documents_digest differs"), std::string::npos) << text;
+      }
+    }
+  });
+}
+
 TEST_P(ContextParallel, ABindingCanRefuseForItsRank) {
   const OneLayer layer = packed_layer();
   run([&](Communicator& comm) {

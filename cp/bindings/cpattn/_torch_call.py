@@ -38,6 +38,11 @@ _FORMATS = {
 }
 
 
+# Lengths that ranks compare one by one, so that a difference is told by its place and values; those
+# behind are compared by their digest.
+_MAX_LENGTHS_NAMED = 64
+
+
 class Call(NamedTuple):
     """What a plan is found by. Without lengths (`cu_seqlens` is None) there is one document: all
     rows of all ranks, which is why the rows belong to it."""
@@ -54,7 +59,10 @@ class Call(NamedTuple):
         values = self.problem._asdict()
         for name in ("cu_seqlens_q", "cu_seqlens_kv"):
             cu = values.pop(name)
-            values[name] = f"{len(cu)} entries, digest " + _digest(struct.pack(f"={len(cu)}q", *cu))
+            values[f"entries of {name}"] = len(cu)
+            values.update((f"{name}[{i}]", end) for i, end in enumerate(cu[:_MAX_LENGTHS_NAMED]))
+            if len(cu) > _MAX_LENGTHS_NAMED:
+                values[f"digest of {name}"] = _digest(struct.pack(f"={len(cu)}q", *cu))
         values.update(self.options, isa=self.isa, requires_grad=requires_grad)
         values.pop("threads")
         return "".join(f"{name}={value}\n" for name, value in values.items())

@@ -104,6 +104,9 @@ def refusals():
         "cu_seqlens_q differs": lambda: attend(
             q, k, v, cu_seqlens=(0, 300) if is_odd_one else (0, 30, 300), chunk_tokens=16
         ),
+        "cu_seqlens_q[1] differs": lambda: attend(
+            q, k, v, cu_seqlens=(0, 31 if is_odd_one else 30, 300), chunk_tokens=16
+        ),
         "dtype differs": lambda: attend(*(x.half() if is_odd_one else x for x in (q, k, v))),
         "requires_grad differs": lambda: attend(
             q.clone().requires_grad_(is_odd_one), k, v, **lengths
@@ -113,7 +116,7 @@ def refusals():
         ),
         "rank 1: q: f32": lambda: attend(q[1:] if is_odd_one else q, k, v, **lengths),
         "rank 1: seq_len": lambda: attention.plan(seq_len=0.5 if is_odd_one else 7, **shape),
-        "documents": lambda: attention.plan(seq_len=8 if is_odd_one else 7, **shape),
+        "document 0 differs": lambda: attention.plan(seq_len=8 if is_odd_one else 7, **shape),
         "rank 1: v: a str": lambda: plan.forward(q, k, "v" if is_odd_one else v),
         "rank 1: x: ": lambda: deal.unshard(q[1:] if is_odd_one else q),
     }
