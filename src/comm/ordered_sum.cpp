@@ -302,7 +302,9 @@ class Reducer {
 template <class T>
 OrderedSum<T>::OrderedSum(std::int64_t num_leaves, std::int64_t size)
     : num_leaves_(num_leaves), size_(size), tree_(num_leaves) {
-  require(num_leaves >= 0, "num_leaves ", num_leaves, ": expected at least 0");
+  constexpr std::int64_t kMaxLeaves = std::int64_t{1} << 62;  // the end of every node is a number
+  require(num_leaves >= 0 && num_leaves <= kMaxLeaves, "num_leaves ", num_leaves,
+          ": expected 0 to ", kMaxLeaves);
   require(size >= 0, "size ", size, ": expected at least 0");
 }
 

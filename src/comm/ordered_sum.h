@@ -31,7 +31,7 @@ template <class T>
 class OrderedSum {
  public:
   /// Leaves 0 .. num_leaves - 1 of `size` numbers each; both equal on all ranks. InvalidArgument
-  /// when one is negative.
+  /// when one is negative, or num_leaves above 2^62.
   OrderedSum(std::int64_t num_leaves, std::int64_t size);
 
   /// Brings a leaf; `values` is copied. Any order; ascending needs least memory. Never throws for a

@@ -26,6 +26,19 @@ TEST(OrderedSum, RefusesNegativeSizes) {
   EXPECT_THROW(OrderedSum<float>(1, -1), InvalidArgument);
 }
 
+TEST(OrderedSum, HoldsAsManyLeavesAsItSays) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  EXPECT_THROW(OrderedSum<float>(kMost + 1, 1), InvalidArgument);
+  SelfCommunicator comm;
+  OrderedSum<float> sum(kMost, 1);
+  const float first = 1.0f, last = 2.0f;
+  sum.add(0, {&first, 1});
+  sum.add(kMost - 1, {&last, 1});
+  float result = 0.0f;
+  sum.all_reduce(comm, {&result, 1}, soon());
+  EXPECT_EQ(result, 3.0f);
+}
+
 // A rank that never comes ends the wait of the others.
 TEST(OrderedSum, ALateRankEndsInCommError) {
   LoopbackWorld world(2, {.must_receive_all = false});
