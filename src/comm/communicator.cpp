@@ -209,28 +209,38 @@ KeyedLines parse_lines(std::string_view text) {
   return lines;
 }
 
+/// Texts in the order of the first rank that has them, each with its ranks.
+using RanksByText = std::vector<std::pair<std::string, std::vector<std::size_t>>>;
+
+void add_to(RanksByText& groups, std::string_view text, std::size_t rank) {
+  auto group = std::find_if(groups.begin(), groups.end(),
+                            [&](const auto& entry) { return entry.first == text; });
+  if (group == groups.end()) group = groups.insert(group, {std::string(text), {}});
+  group->second.push_back(rank);
+}
+
+/// "rank 0", "ranks 1, 2"
+std::string names_of(const std::vector<std::size_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
 /// "sharding differs between ranks: rank 0 has zigzag, ranks 1, 2 have contiguous", or "" when
 /// equal.
 std::string describe_difference(const std::string& key, const std::vector<KeyedLines>& all) {
-  std::vector<std::pair<std::string, std::vector<std::size_t>>> groups;  // value, ranks
+  RanksByText groups;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto found = all[rank].values.find(key);
-    const std::string value =
-        found == all[rank].values.end() ? std::string(kAbsent) : found->second;
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const auto& entry) { return entry.first == value; });
-    if (group == groups.end()) group = groups.insert(group, {value, {}});
-    group->second.push_back(rank);
+    add_to(groups, found == all[rank].values.end() ? kAbsent : found->second, rank);
   }
   if (groups.size() < 2) return "";
 
   std::string text = key + " differs between ranks: ";
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [value, ranks] = groups[g];
-    text += g > 0 ? ", " : "";
-    text += ranks.size() == 1 ? "rank " : "ranks ";
-    for (std::size_t i = 0; i < ranks.size(); ++i)
-      text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+    text += (g > 0 ? ", " : "") + names_of(ranks);
     text += (ranks.size() == 1 ? " has " : " have ") + value;
   }
   return text;
@@ -269,13 +279,15 @@ void agree(Communicator& comm, std::string_view lines, Clock::time_point deadlin
 void refuse_together(Communicator& comm, std::string_view mine, Clock::time_point deadline,
                      std::string_view what) {
   const auto texts = comm.all_gather(std::as_bytes(std::span(mine)), deadline, what);
-  std::string all;
+  RanksByText refusals;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     const std::string_view text(reinterpret_cast<const char*>(texts[rank].data()),
                                 texts[rank].size());
-    if (text.empty()) continue;
-    all += detail::concat(all.empty() ? "" : "; ", "rank ", rank, ": ", text);
+    if (!text.empty()) add_to(refusals, text, rank);
   }
+  std::string all;
+  for (const auto& [text, ranks] : refusals)
+    all += detail::concat(all.empty() ? "" : "; ", names_of(ranks), ": ", text);
   require(all.empty(), all);
 }
 

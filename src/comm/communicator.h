@@ -127,8 +127,9 @@ void agree(Communicator& comm, std::string_view lines, Clock::time_point deadlin
 
 /// Everybody hears what anybody refuses: a rank that threw alone would be a hang for the others.
 /// Collective; `mine` is what this rank refuses, "" for nothing. Throws InvalidArgument on every
-/// rank, with the same text ("rank 1: ...; rank 2: ..."), unless all are empty. Allocates what one
-/// all_gather of these texts does: a few small blocks per rank, whatever the size of the problem.
+/// rank, with the same text ("rank 1: ...; ranks 2, 3: ..."), unless all are empty. Allocates what
+/// one all_gather of these texts does: a few small blocks per rank, whatever the size of the
+/// problem.
 void refuse_together(Communicator& comm, std::string_view mine, Clock::time_point deadline,
                      std::string_view what);
 

@@ -46,9 +46,11 @@ std::vector<std::string> told(int world_size, const Change& change, int only = -
 }
 
 void expect_named(const std::string& name, const Change& change) {
-  for (const std::string& text : told(2, change))
+  for (const std::string& text : told(2, change)) {
+    const bool is_alike = text.find("ranks 0, 1: " + name) == 0;
     for (const std::string rank : {"rank 0: ", "rank 1: "})  // everybody hears of both
-      EXPECT_NE(text.find(rank + name), std::string::npos) << text;
+      EXPECT_TRUE(is_alike || text.find(rank + name) != std::string::npos) << text;
+  }
 }
 
 TEST(RingBackwardRefusal, RightTensorsAreTaken) {

@@ -241,6 +241,17 @@ TEST_P(CommunicatorContract, DifferentLinesAreRefusedOnEveryRankWithOneText) {
   });
 }
 
+TEST_P(CommunicatorContract, WhatRanksRefuseAlikeIsToldOnce) {
+  if (size() != 4) return;
+  run([&](Communicator& comm) {
+    const std::string mine[] = {"", "q: bad", "k: bad", "q: bad"};
+    EXPECT_EQ(text_thrown_by<InvalidArgument>(
+                  [&] { refuse_together(comm, mine[comm.rank()], soon(), "check"); }),
+              "ranks 1, 3: q: bad; rank 2: k: bad");
+    comm.barrier(soon(), "still usable");
+  });
+}
+
 TEST_P(CommunicatorContract, LinesInAnotherOrderAreRefused) {
   if (size() == 1) return;  // nobody can differ
   run([&](Communicator& comm) {
