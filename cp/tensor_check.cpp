@@ -20,8 +20,10 @@ void TensorCheck::tensor(std::string_view name, const AnyConstTensor& tensor,
   const bool is_there = tensor.data != nullptr || rows == 0;
   if (is_dtype && is_shape && is_contiguous && is_there) return;
   std::string expected;
-  for (const DType dtype : dtypes)
-    expected += (expected.empty() ? "" : " or ") + std::string(name_of(dtype));
+  for (const DType* dtype = dtypes.begin(); dtype != dtypes.end(); ++dtype) {
+    if (std::find(dtypes.begin(), dtype, *dtype) != dtype) continue;  // listed already
+    expected += (expected.empty() ? "" : " or ") + std::string(name_of(*dtype));
+  }
   add(detail::concat(name, ": ", name_of(tensor.dtype), " [", tensor.shape[0], ", ",
                      tensor.shape[1], ", ", tensor.shape[2], "], last stride ", tensor.strides[2],
                      tensor.data == nullptr ? ", null" : "", "; expected ", expected, " [", rows,

@@ -13,8 +13,8 @@ namespace cpattn {
 
 class TensorCheck {
  public:
-  /// What is expected of a tensor [rows, heads, dim]: one of `dtypes` and a contiguous last
-  /// dimension.
+  /// What is expected of a tensor [rows, heads, dim]: one of `dtypes`, which may name one
+  /// twice, and a contiguous last dimension.
   void tensor(std::string_view name, const AnyConstTensor& tensor,
               std::initializer_list<DType> dtypes, std::int64_t rows, std::int64_t heads,
               std::int64_t dim);

@@ -74,6 +74,12 @@ TEST(RingBackwardRefusal, TensorsThatDoNotFit) {
   expect_named("dv:", [](BackwardTensors& t) { t.dv.strides[2] = 3; });
 }
 
+TEST(RingBackwardRefusal, ATypeIsExpectedOnce) {
+  for (const std::string& text : told(1, [](BackwardTensors& t) { t.dout.dtype = DType::bf16; })) {
+    EXPECT_NE(text.find("expected f32 ["), std::string::npos) << text;  // out's type is f32, too
+  }
+}
+
 TEST(RingBackwardRefusal, AllProblemsAreNamedAtOnce) {
   for (const std::string& text : told(2, [](BackwardTensors& t) {
          t.q.shape[0] += 1;
