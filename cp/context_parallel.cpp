@@ -12,12 +12,27 @@ namespace {
 constexpr std::string_view kPlanCheck = "plan check";
 constexpr std::string_view kTensorCheck = "tensor check";
 
+/// Every reason why this problem cannot run on this group.
+std::vector<std::string> refusals_of(const Problem& problem, const CpConfig& config,
+                                     const Communicator& group) {
+  auto refusals = problems_with(problem, config, group.rank(), group.size());
+  // Cutting is what the group was made for; a knob that is silently without effect is a trap.
+  const auto limit = static_cast<std::int64_t>(group.max_message_bytes());
+  const std::int64_t asked = config.max_message_bytes;
+  if (limit != 0 && asked != limit && asked != CpConfig().max_message_bytes) {
+    refusals.push_back(detail::concat("max_message_bytes is ", asked, ", expected ", limit,
+                                      ", as this group of transport ", group.transport(),
+                                      " was made with: set it there"));
+  }
+  return refusals;
+}
+
 /// The plan of this rank, or the same InvalidArgument on every rank when any of them cannot make
 /// its own.
 Plan planned_together(Communicator& group, const CpConfig& config, const KernelTable& kernels,
                       const Problem& problem) {
   std::string refusal;
-  for (const std::string& item : problems_with(problem, config, group.rank(), group.size()))
+  for (const std::string& item : refusals_of(problem, config, group))
     refusal += (refusal.empty() ? "" : "; ") + item;
   // A timeout that is itself refused cannot bound the wait for the others.
   const CpConfig usual;
@@ -108,7 +123,7 @@ Explanation ContextParallelAttention::explain(const Problem& problem) const {
   result.transport = group_->transport();
   result.sharding = name_of(config_.sharding);
   result.schedule = name_of(config_.schedule);
-  result.refusals = problems_with(problem, config_, result.rank, result.world_size);
+  result.refusals = refusals_of(problem, config_, *group_);
   if (!result.refusals.empty()) return result;
   try {
     const Plan plan(problem, config_, *kernels_, result.rank, result.world_size);

@@ -87,7 +87,9 @@ class PlannedAttention {
 class ContextParallelAttention {
  public:
   /// `kernels`: nullptr is the best this machine has. Not collective; `config.threads` = 0 means 1
-  /// here (the library does not look at the machine).
+  /// here (the library does not look at the machine). Messages are cut by the group: a
+  /// `config.max_message_bytes` other than the default and than the group's own is refused when a
+  /// problem is planned, on transports that cut.
   ContextParallelAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
                            const KernelTable* kernels = nullptr);
 

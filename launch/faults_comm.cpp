@@ -19,6 +19,7 @@ class ForwardingCommunicator : public Communicator {
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
   std::string_view transport() const override { return comm_.transport(); }
+  std::size_t max_message_bytes() const override { return comm_.max_message_bytes(); }
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
     return comm_.isend(bytes, peer, tag);
   }

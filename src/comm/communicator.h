@@ -70,6 +70,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::string_view transport() const = 0;  ///< "loopback", "mpi", ...
+  /// Longest single message on the wire, longer ones are cut; 0 for a transport that cuts none.
+  virtual std::size_t max_message_bytes() const { return 0; }
 
   /// Posts a message. The bytes must stay untouched until test() returned true. Zero bytes are a
   /// message too. Messages of any size are accepted; the transport cuts them as it needs (64-bit

@@ -15,6 +15,7 @@ class ForwardingComm : public Communicator {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   std::string_view transport() const override { return inner_.transport(); }
+  std::size_t max_message_bytes() const override { return inner_.max_message_bytes(); }
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
     return inner_.isend(bytes, peer, tag);
   }
