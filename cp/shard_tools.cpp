@@ -88,6 +88,10 @@ void unshard_rows(const AnyConstTensor& local, const std::vector<OwnedChunk>& ch
   });
 }
 
+void refuse_all_gather_rows(Communicator& comm, std::string_view why, Clock::time_point deadline) {
+  refuse_together(comm, why, deadline, "all_gather_rows check");
+}
+
 void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide side,
                      const AnyConstTensor& local, const AnyTensor& global,
                      Clock::time_point deadline) {
@@ -109,11 +113,11 @@ void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide sid
       problem = detail::concat("global: ", global.shape[0], " rows",
                                global.data == nullptr ? ", null" : "", "; expected ", needed);
   }
-  refuse_together(comm, problem, deadline, "all_gather_rows check");
+  refuse_all_gather_rows(comm, problem, deadline);
   // What they agree on besides the sharding, which their plans agree on.
   agree(comm,
-        detail::concat("dtype=", name_of(local.dtype), "\ndimension 1=", local.shape[1],
-                       "\ndimension 2=", local.shape[2], '\n'),
+        detail::concat("side=", side == ShardSide::q ? "q" : "kv", "\ndtype=", name_of(local.dtype),
+                       "\ndimension 1=", local.shape[1], "\ndimension 2=", local.shape[2], '\n'),
         deadline);
 
   const std::array<std::int64_t, 3> shape = local.shape;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "cp/config.h"
@@ -57,12 +58,17 @@ enum class ShardSide { q, kv };
 /// Collective: every rank brings its rows of one tensor and gets all of them. Rows that no document
 /// covers keep what they have.
 ///
-/// Errors  InvalidArgument on every rank when any tensor does not fit; CommError at `deadline`.
+/// Errors  InvalidArgument on every rank when any tensor does not fit or sides differ; CommError at
+///         `deadline`.
 /// Cost    every rank sends its rows to every other, and holds the whole tensor twice: for
 ///         checkpoints and tests, not for every step.
 void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide side,
                      const AnyConstTensor& local, const AnyTensor& global,
                      Clock::time_point deadline);
+
+/// Takes part in the other ranks' all_gather_rows() only to refuse it: InvalidArgument on every
+/// rank. For bindings, whose own arguments may be wrong before there are tensors to pass.
+void refuse_all_gather_rows(Communicator& comm, std::string_view why, Clock::time_point deadline);
 
 /// Of each local row, its position in its document, from 0: what RoPE rotates keys by, and queries
 /// too where a document has as many queries as keys.

@@ -37,6 +37,12 @@ class PyPlan {
 
   const Plan& plan() const { return planned_->plan(); }
 
+  /// Takes part in the others' forward() or backward(), which begin with it: InvalidArgument on all
+  /// ranks when any has a complaint.
+  void refuse(const std::string& complaint) {
+    group_->agree("", complaint, Seconds(plan().config().timeout_seconds));
+  }
+
   void forward(const py::object& q, const py::object& k, const py::object& v, const py::object& out,
                const py::object& lse) {
     Arguments arguments;
@@ -81,13 +87,7 @@ class PyPlan {
   /// A rank whose arguments are no tensors at all must not leave the others waiting.
   template <class Import>
   void refuse_together(Import&& import) {
-    std::string complaint;
-    try {
-      import();
-    } catch (const InvalidArgument& error) {
-      complaint = error.what();
-    }
-    group_->agree("", complaint, Seconds(plan().config().timeout_seconds));
+    refuse(complaint_of(import));
   }
 
   std::shared_ptr<Group> group_;
@@ -112,6 +112,12 @@ class PyAttention {
     const Group::Use use(*group_);
     const py::gil_scoped_release release;
     return std::make_unique<PyPlan>(group_, attention_.plan(problem));
+  }
+
+  void refuse_plan(const std::string& why) const {
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    attention_.refuse_plan(why);
   }
 
   std::string explain(const Problem& problem) const {
@@ -147,6 +153,7 @@ py::array_t<std::int64_t> index_of(const std::vector<OwnedChunk>& chunks) {
 
 void bind_plan(py::module_& module) {
   py::class_<PyPlan>(module, "Plan")
+      .def("refuse", &PyPlan::refuse, py::arg("complaint"))
       .def("forward", &PyPlan::forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("lse"))
       .def("backward", &PyPlan::backward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
@@ -175,6 +182,7 @@ void bind_attention(py::module_& module) {
       .def(py::init<std::shared_ptr<Group>, const py::dict&, const std::optional<std::string>&>(),
            py::arg("group"), py::arg("options"), py::arg("isa"))
       .def("plan", &PyAttention::plan, py::arg("problem"))
+      .def("refuse_plan", &PyAttention::refuse_plan, py::arg("why"))
       .def("explain", &PyAttention::explain, py::arg("problem"))
       .def_property_readonly("options", &PyAttention::options);
   module.def(

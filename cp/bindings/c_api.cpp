@@ -12,15 +12,9 @@
 namespace cpattn::c {
 namespace {
 
-/// Makes what a collective call needs, or refuses the call on all ranks when it cannot be made.
-template <class Make, class Refuse>
-auto made_or_refused(const Make& make, const Refuse& refuse) {
-  try {
-    return make();
-  } catch (const Error& error) {
-    refuse(error.what());
-    throw;  // not reached: refusing throws
-  }
+template <class Handle>
+void require_place(Handle** handle, std::string_view name) {
+  require(handle != nullptr, name, ": NULL, expected the address of a handle");
 }
 
 #ifdef CP_WITH_MPI
@@ -30,16 +24,21 @@ MpiOptions options_of(const cpattn_group_options* options) {
   require(bytes > 0, "max_message_bytes ", bytes, ": expected at least 1");
   return {.max_message_bytes = static_cast<std::size_t>(bytes)};
 }
+/// What is wrong on one rank is refused on all, as soon as there is a communicator to tell them by.
+void give_mpi_group(MPI_Comm comm, const cpattn_group_options* options, cpattn_group** group) {
+  const MpiOptions known = made_or_refused(
+      [&] {
+        require_place(group, "group");
+        return options_of(options);
+      },
+      [&](const char* why) { MpiCommunicator::refuse(comm, why); });
+  give(group, std::make_shared<MpiCommunicator>(comm, known));
+}
 #else
 [[noreturn]] void refuse_mpi() {
   throw Unsupported("this library was built without MPI: configure it with -DCP_WITH_MPI=ON");
 }
 #endif
-
-template <class Handle>
-void require_place(Handle** handle, std::string_view name) {
-  require(handle != nullptr, name, ": NULL, expected the address of a handle");
-}
 
 }  // namespace
 }  // namespace cpattn::c
@@ -78,24 +77,19 @@ cpattn_status cpattn_group_self(cpattn_group** group) {
 cpattn_status cpattn_group_from_mpi(const void* mpi_comm, size_t size,
                                     const cpattn_group_options* options, cpattn_group** group) {
   return c::guarded([&] {
-    c::require_place(group, "group");
     require(mpi_comm != nullptr, "mpi_comm: NULL, expected the address of an MPI_Comm");
     require(size == sizeof(MPI_Comm), "size is ", size,
             ", expected sizeof(MPI_Comm) = ", sizeof(MPI_Comm),
             " of the MPI this library was built with");
     MPI_Comm comm = MPI_COMM_NULL;
     std::memcpy(&comm, mpi_comm, sizeof comm);
-    c::give(group, std::make_shared<MpiCommunicator>(comm, c::options_of(options)));
+    c::give_mpi_group(comm, options, group);
   });
 }
 
 cpattn_status cpattn_group_from_mpi_fortran(int mpi_comm, const cpattn_group_options* options,
                                             cpattn_group** group) {
-  return c::guarded([&] {
-    c::require_place(group, "group");
-    c::give(group,
-            std::make_shared<MpiCommunicator>(MPI_Comm_f2c(mpi_comm), c::options_of(options)));
-  });
+  return c::guarded([&] { c::give_mpi_group(MPI_Comm_f2c(mpi_comm), options, group); });
 }
 
 #else

@@ -13,8 +13,8 @@
  *              CPATTN_OK, cpattn_last_error() has the text; outputs are as they were, unless a
  *              peer failed. No C++ exception leaves the library, and nothing ends the process.
  * Collective   All ranks of the group must make the call. What one rank passes wrongly is refused
- *              on all of them, with the same text; only a handle that is not valid is refused by
- *              the one rank that has it. A wait for a peer ends after the "timeout" setting.
+ *              on all of them, with the same text; only a handle or a communicator that is not
+ *              valid is refused by the one rank that has it. A wait for a peer ends after the "timeout" setting.
  * Handles      Numbers in the guise of pointers: never dereferenced, never used twice. NULL, a
  *              handle that was freed and one of another kind are CPATTN_INVALID_ARGUMENT. Freeing
  *              takes the address of the handle and sets it to NULL; freeing NULL does nothing.
@@ -92,7 +92,9 @@ typedef struct cpattn_attention cpattn_attention;
 
 /* Keys and values are those of the configuration page (docs/configuration.md): mask, sharding,
  * schedule, chunk_tokens, threads, timeout, verify_checksum, ...; and isa. An unknown or repeated
- * key and a value that does not parse are refused, all at once. "threads" 0 means 1 here. */
+ * key and a value that does not parse are refused, all at once. "threads" 0 means 1 here.
+ * Messages are cut by the group: where it does, a "max_message_bytes" that is not the group's is
+ * refused by cpattn_plan_create(). */
 typedef struct cpattn_setting {
   const char* key;
   const char* value;

@@ -13,6 +13,7 @@
 
 #include "cp/bindings/c_api.h"
 #include "cp/context_parallel.h"
+#include "src/base/error.h"
 #include "src/comm/ordered_sum.h"
 
 namespace cpattn::c {
@@ -77,6 +78,17 @@ cpattn_status guarded(const Body& body) noexcept {
     return CPATTN_OK;
   } catch (...) {
     return status_of_exception();
+  }
+}
+
+/// Makes what a collective call needs, or refuses the call on all ranks when it cannot be made.
+template <class Make, class Refuse>
+auto made_or_refused(const Make& make, const Refuse& refuse) {
+  try {
+    return make();
+  } catch (const Error& error) {
+    refuse(error.what());
+    throw;  // not reached: refusing throws
   }
 }
 

@@ -28,6 +28,10 @@ void put(const std::vector<std::int64_t>& numbers, std::int64_t* to, std::size_t
   std::copy(numbers.begin(), numbers.end(), to);
 }
 
+/// The range of the "timeout" setting.
+constexpr double kLongestTimeout = 86400.0;
+bool is_timeout(double seconds) { return seconds >= 0.001 && seconds <= kLongestTimeout; }
+
 /// A CommError's deadline for what the plan does not wait for itself.
 Clock::time_point deadline_of(const PlannedAttention& plan) {
   return deadline_after(Seconds(plan.plan().config().timeout_seconds));
@@ -107,11 +111,20 @@ cpattn_status cpattn_plan_all_gather(cpattn_plan* plan, cpattn_side side,
                                      const cpattn_tensor* local, const cpattn_tensor* global) {
   return c::guarded([&] {
     const auto object = c::object_of(plan);
-    // A tensor that is not there has no rows, which all_gather_rows() refuses on all ranks.
-    all_gather_rows(object->group(), object->plan().sharding(), c::side_of(side),
-                    local != nullptr ? c::tensor_of(local, "local") : AnyTensor{},
-                    global != nullptr ? c::tensor_of(global, "global") : AnyTensor{},
-                    c::deadline_of(*object));
+    struct Arguments {
+      ShardSide side;
+      AnyTensor local, global;
+    };
+    const Arguments given = c::made_or_refused(
+        [&] {
+          return Arguments{c::side_of(side), c::tensor_of(local, "local"),
+                           c::tensor_of(global, "global")};
+        },
+        [&](const char* why) {
+          refuse_all_gather_rows(object->group(), why, c::deadline_of(*object));
+        });
+    all_gather_rows(object->group(), object->plan().sharding(), given.side, given.local,
+                    given.global, c::deadline_of(*object));
   });
 }
 
@@ -170,11 +183,15 @@ cpattn_status cpattn_sum_all_reduce(cpattn_sum* sum, cpattn_group* group, void* 
   return c::guarded([&] {
     const auto object = c::object_of(sum);
     const auto comm = c::object_of(group);
-    require(timeout_seconds > 0, "timeout_seconds ", timeout_seconds, ": expected more than 0");
-    const auto deadline = deadline_after(Seconds(timeout_seconds));
+    const bool is_timeout = c::is_timeout(timeout_seconds);
+    const auto deadline =
+        deadline_after(Seconds(is_timeout ? timeout_seconds : CpConfig().timeout_seconds));
     const std::size_t count = result != nullptr ? num_values : 0;
     std::visit(
         [&]<class T>(OrderedSum<T>& typed) {
+          if (!is_timeout)
+            typed.refuse(detail::concat("timeout_seconds is ", timeout_seconds,
+                                        ", expected 0.001 to ", c::kLongestTimeout));
           typed.all_reduce(*comm, {static_cast<T*>(result), count}, deadline);
         },
         *object);

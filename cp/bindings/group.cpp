@@ -15,8 +15,24 @@
 namespace cpattn::python {
 namespace {
 
-std::vector<py::bytes> all_gather(Group& group, const py::bytes& data, double timeout) {
-  const std::string_view mine = data;
+/// The range of the `timeout` option.
+bool is_timeout(double seconds) { return seconds >= 0.001 && seconds <= 86400.0; }
+
+/// One byte before everybody's own says whether they are data or a refusal: one message tells both.
+enum class Kind : char { data, refusal };
+
+std::vector<py::bytes> all_gather(Group& group, const py::object& data, const py::object& given) {
+  double timeout = 60.0;
+  std::string mine(1, static_cast<char>(Kind::data));
+  const std::string complaint = complaint_of([&] {
+    require(py::isinstance<py::bytes>(data), "data: a ",
+            std::string(py::str(py::type::handle_of(data).attr("__name__"))), ", expected bytes");
+    const auto seconds = given.cast<double>();
+    require(is_timeout(seconds), "timeout: ", seconds, ", expected 0.001 to 86400");
+    timeout = seconds;
+    mine += std::string_view(py::reinterpret_borrow<py::bytes>(data));
+  });
+  if (!complaint.empty()) mine = static_cast<char>(Kind::refusal) + complaint;
   std::vector<std::vector<std::byte>> all;
   {
     const Group::Use use(group);
@@ -25,8 +41,14 @@ std::vector<py::bytes> all_gather(Group& group, const py::bytes& data, double ti
                                   "all_gather");
   }
   std::vector<py::bytes> result;
-  for (const std::vector<std::byte>& bytes : all)
-    result.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  std::string refusals;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string_view text(reinterpret_cast<const char*>(all[rank].data()), all[rank].size());
+    if (text.front() == static_cast<char>(Kind::refusal))
+      refusals += detail::concat(refusals.empty() ? "" : "; ", "rank ", rank, ": ", text.substr(1));
+    result.emplace_back(text.data() + 1, text.size() - 1);
+  }
+  require(refusals.empty(), refusals);
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -43,6 +44,19 @@ class Group {
   int local_ranks_;
   std::atomic<bool> is_used_ = false;
 };
+
+/// What `body` throws, in one line; "" when it throws nothing. For checks of what one rank passed to
+/// a collective call: a rank that threw alone would be a hang for the others.
+template <class Body>
+std::string complaint_of(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find('\n'));
+  }
+  return "";
+}
 
 void bind_group(py::module_& module);
 

@@ -98,10 +98,17 @@ class PyOrderedSum {
     sum_.add(leaf, as_span<const T>(array, kElement, sum_.size()));
   }
 
+  void refuse(const std::string& why) { sum_.refuse(why); }
+
   void all_reduce(const py::object& result, double timeout) {
-    const Array array = array_from(result, "result");
-    require(!array.is_read_only, "result: read-only memory, expected an array to write to");
-    const std::span<T> target = as_span<T>(array, kElement, sum_.size());
+    Array array;
+    std::span<T> target;
+    const std::string complaint = complaint_of([&] {
+      array = array_from(result, "result");
+      require(!array.is_read_only, "result: read-only memory, expected an array to write to");
+      target = as_span<T>(array, kElement, sum_.size());
+    });
+    if (!complaint.empty()) sum_.refuse(complaint);
     const Group::Use use(*group_);
     const py::gil_scoped_release release;
     sum_.all_reduce(group_->comm(), target, deadline_after(Seconds(timeout)));
@@ -121,6 +128,7 @@ void bind_ordered_sum(py::module_& module, const char* name) {
       .def(py::init<std::shared_ptr<Group>, std::int64_t, std::int64_t>(), py::arg("group"),
            py::arg("num_leaves"), py::arg("size"))
       .def("add", &Sum::add, py::arg("leaf"), py::arg("values"))
+      .def("refuse", &Sum::refuse, py::arg("why"))
       .def("all_reduce", &Sum::all_reduce, py::arg("result"), py::arg("timeout") = 60.0);
 }
 

@@ -47,10 +47,33 @@ MpiSession::~MpiSession() {
   MPI_Finalize();
 }
 
+// A constructor that throws frees nothing, but one that has delegated does: so what is refused is
+// refused after the delegation.
 MpiCommunicator::MpiCommunicator(MPI_Comm parent, const MpiOptions& options)
-    : max_message_bytes_(options.max_message_bytes) {
-  require(max_message_bytes_ >= 1 && max_message_bytes_ <= INT_MAX, "max_message_bytes ",
-          max_message_bytes_, ": expected 1 to ", INT_MAX);
+    : MpiCommunicator(parent, Unchecked{}) {
+  const std::size_t bytes = options.max_message_bytes;
+  const bool is_limit = bytes >= 1 && bytes <= INT_MAX;
+  set_limit_together(
+      options,
+      is_limit ? "" : detail::concat("max_message_bytes ", bytes, ": expected 1 to ", INT_MAX));
+}
+
+void MpiCommunicator::refuse(MPI_Comm parent, std::string_view why) {
+  MpiCommunicator(parent, Unchecked{}).set_limit_together({}, why);
+  throw InternalError("internal error: a refused communicator was made");
+}
+
+void MpiCommunicator::set_limit_together(const MpiOptions& options, std::string_view refusal) {
+  constexpr Seconds kTimeout{
+      60.0};  // all ranks are here already: duplicating brought them together
+  refuse_together(*this, refusal, deadline_after(kTimeout), "group check");
+  agree(*this, detail::concat("max_message_bytes=", options.max_message_bytes, '\n'),
+        deadline_after(kTimeout));
+  max_message_bytes_ = options.max_message_bytes;
+  num_mpi_messages_ = 0;
+}
+
+MpiCommunicator::MpiCommunicator(MPI_Comm parent, Unchecked) {
   // MPI itself would end the process.
   require(is_initialized() && !is_finalized(),
           "MPI is not running: MPI_Init (or an MpiSession) comes first, MPI_Finalize last");

@@ -53,16 +53,21 @@ class MpiCommunicator final : public Communicator {
  public:
   /// Duplicates `parent` (all of MPI_COMM_WORLD, or the caller's subgroup), so that our messages
   /// never meet the caller's. Collective over `parent`, which may be freed afterwards.
-  /// InvalidArgument for a limit outside [1, INT_MAX], for MPI_COMM_NULL, and when MPI is not
-  /// running.
+  /// InvalidArgument on every rank when any of them has a limit outside [1, INT_MAX] or limits
+  /// differ; on this rank alone for MPI_COMM_NULL, and when MPI is not running: nobody can be told.
   explicit MpiCommunicator(MPI_Comm parent, const MpiOptions& options = {});
   explicit MpiCommunicator(const MpiOptions& options = {})
       : MpiCommunicator(MPI_COMM_WORLD, options) {}
+
+  /// Takes part in the other ranks' construction only to refuse it: InvalidArgument on every rank.
+  /// For bindings, whose own arguments may be wrong.
+  [[noreturn]] static void refuse(MPI_Comm parent, std::string_view why);
   ~MpiCommunicator() override;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string_view transport() const override { return "mpi"; }
+  std::size_t max_message_bytes() const override { return max_message_bytes_; }
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override;
   Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override;
   bool test(Pending& pending) override;
@@ -80,6 +85,10 @@ class MpiCommunicator final : public Communicator {
   std::int64_t num_mpi_messages() const { return num_mpi_messages_; }
 
  private:
+  struct Unchecked {};
+  MpiCommunicator(MPI_Comm parent, Unchecked);
+  void set_limit_together(const MpiOptions& options, std::string_view refusal);
+
   static constexpr int kWindow = 4;  // pieces of one message in flight; enough to hide a round trip
 
   struct Operation {
@@ -113,7 +122,7 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 0;
-  std::size_t max_message_bytes_;
+  std::size_t max_message_bytes_ = MpiOptions{}.max_message_bytes;
   std::int64_t num_mpi_messages_ = 0;
   std::vector<Operation> operations_;  // slots, reused
   std::vector<int> free_;              // slots not in use

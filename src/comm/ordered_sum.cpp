@@ -80,6 +80,9 @@ std::string problems_in(const std::vector<Announcement>& all, std::vector<Piece>
   };
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].refusal.empty()) add("rank ", rank, ": ", all[rank].refusal);
+  }
+  if (!text.empty()) return text;  // a rank that could not even begin has no sizes to compare
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const auto compare = [&](const char* name, std::int64_t Announcement::*field) {
       if (all[rank].*field == all[0].*field) return;
       add(name, " differs between ranks: rank 0 has ", all[0].*field, ", rank ", rank, " has ",
@@ -316,8 +319,8 @@ bool OrderedSum<T>::has(std::int64_t leaf) const {
 }
 
 template <class T>
-void OrderedSum<T>::refuse(const std::string& problem) {
-  if (refusal_.empty()) refusal_ = problem;  // the first says enough
+void OrderedSum<T>::refuse(const std::string& why) {
+  if (refusal_.empty()) refusal_ = why;  // the first says enough
 }
 
 template <class T>

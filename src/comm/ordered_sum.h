@@ -38,11 +38,15 @@ class OrderedSum {
   /// wrong leaf, a repeated leaf or a wrong size: all_reduce() refuses them on every rank.
   void add(std::int64_t leaf, std::span<const T> values);
 
+  /// Brings a refusal instead, for bindings whose arguments are no leaf at all: all_reduce() throws
+  /// InvalidArgument with it on every rank. The first one of a rank is kept.
+  void refuse(const std::string& why);
+
   /// Collective. `result`, of `size` numbers, becomes the sum of all leaves that any rank brought
   /// (zeros when there are none). Afterwards the sum is empty and can be filled again.
   ///
-  /// Errors  InvalidArgument on every rank, with the same text, before any number moves: sizes that
-  ///         differ between ranks, a leaf that is out of range or was brought twice. The sum is
+  /// Errors  InvalidArgument on every rank, with the same text, before any number moves: what any
+  ///         rank refused; sizes that differ between ranks; a leaf out of range or brought twice. The sum is
   ///         empty then, too. CommError at `deadline`.
   /// Cost    a rank sends its pieces, less the slice it adds up itself, and its slice of the result
   ///         to everyone: sizeof(T) * size * (P - 1) / P * (pieces + 1) bytes, and one small
@@ -56,7 +60,6 @@ class OrderedSum {
 
  private:
   bool has(std::int64_t leaf) const;
-  void refuse(const std::string& problem);
   void clear();
 
   std::int64_t num_leaves_;

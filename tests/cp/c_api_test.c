@@ -106,6 +106,31 @@ static void test_refused_together(void) {
   const cpattn_tensor local = wide(own.out, count);
   CHECK_REFUSED(cpattn_plan_all_gather(plan, CPATTN_Q, &local, NULL), CPATTN_INVALID_ARGUMENT,
                 culprit);
+  float* all = allocate(kTokens * kHeads * kDim, sizeof(float));
+  const cpattn_tensor global = wide(all, kTokens);
+  cpattn_tensor no_type = local;
+  no_type.dtype = (cpattn_dtype)9;
+  CHECK_REFUSED(cpattn_plan_all_gather(plan, CPATTN_Q, is_culprit ? &no_type : &local, &global),
+                CPATTN_INVALID_ARGUMENT, culprit);
+  CHECK(strstr(cpattn_last_error(), "local: dtype 9") != NULL);
+  CHECK_REFUSED(
+      cpattn_plan_all_gather(plan, is_culprit ? (cpattn_side)5 : CPATTN_Q, &local, &global),
+      CPATTN_INVALID_ARGUMENT, culprit);
+  CHECK_REFUSED(cpattn_plan_all_gather(plan, CPATTN_Q, is_culprit ? NULL : &local, &global),
+                CPATTN_INVALID_ARGUMENT, culprit);
+  CHECK_OK(cpattn_plan_all_gather(plan, CPATTN_Q, &local, &global));
+  free(all);
+
+  cpattn_sum* sum = NULL;
+  float total = 0.0f;
+  CHECK_OK(cpattn_sum_create(CPATTN_SUM_FLOAT, 1, 1, &sum));
+  CHECK_REFUSED(cpattn_sum_all_reduce(sum, group, &total, 1, is_culprit ? -1.0 : 30.0),
+                CPATTN_INVALID_ARGUMENT, culprit);
+  CHECK(strstr(cpattn_last_error(), "timeout_seconds is -1") != NULL);
+  CHECK_REFUSED(cpattn_sum_all_reduce(sum, group, is_culprit ? NULL : &total, 1, 30.0),
+                CPATTN_INVALID_ARGUMENT, culprit);
+  CHECK_OK(cpattn_sum_all_reduce(sum, group, &total, 1, 30.0));
+  CHECK_OK(cpattn_sum_free(&sum));
   free_tensors(&own);
   CHECK_OK(cpattn_plan_free(&plan));
   CHECK_OK(cpattn_attention_free(&attention));
@@ -226,6 +251,29 @@ static void test_threads(void) {
 }
 
 #ifdef CP_TEST_WITH_MPI
+/* The group cuts messages: a setting that says otherwise would be without effect. */
+static void test_message_limit(MPI_Comm world, const cpattn_group_options* options) {
+  const char* const limits[] = {"1024", "1073741824", "4096"}; /* the group's, the default */
+  cpattn_group* group = NULL;
+  CHECK_OK(cpattn_group_from_mpi(&world, sizeof world, options, &group));
+  for (int i = 0; i < 3; ++i) {
+    const cpattn_setting setting = {"max_message_bytes", limits[i]};
+    const cpattn_problem problem = usual_problem();
+    cpattn_attention* attention = NULL;
+    cpattn_plan* plan = NULL;
+    CHECK_OK(cpattn_attention_create(group, &setting, 1, &attention));
+    if (i == 2) {
+      CHECK_REFUSED(cpattn_plan_create(attention, &problem, &plan), CPATTN_INVALID_ARGUMENT,
+                    "max_message_bytes is 4096, expected 1024");
+    } else {
+      CHECK_OK(cpattn_plan_create(attention, &problem, &plan));
+    }
+    CHECK_OK(cpattn_plan_free(&plan));
+    CHECK_OK(cpattn_attention_free(&attention));
+  }
+  CHECK_OK(cpattn_group_free(&group));
+}
+
 static void test_mpi_groups(void) {
   cpattn_group* group = NULL;
   MPI_Comm world = MPI_COMM_WORLD, nobody = MPI_COMM_NULL, half = MPI_COMM_NULL;
@@ -239,7 +287,18 @@ static void test_mpi_groups(void) {
   options.max_message_bytes = -1;
   CHECK_REFUSED(cpattn_group_from_mpi(&world, sizeof world, &options, &group),
                 CPATTN_INVALID_ARGUMENT, "max_message_bytes -1");
+  /* One rank alone: none has a group, and none waits. */
+  char culprit[64];
+  snprintf(culprit, sizeof culprit, "rank %d: max_message_bytes -1", world_size - 1);
+  options.max_message_bytes = world_rank == world_size - 1 ? -1 : 4096;
+  CHECK_REFUSED(cpattn_group_from_mpi(&world, sizeof world, &options, &group),
+                CPATTN_INVALID_ARGUMENT, culprit);
+  options.max_message_bytes = world_rank == world_size - 1 ? 512 : 4096;
+  CHECK_REFUSED(cpattn_group_from_mpi(&world, sizeof world, &options, &group),
+                CPATTN_INVALID_ARGUMENT, "max_message_bytes differs between ranks");
+  CHECK(group == NULL);
   options.max_message_bytes = 1024;
+  test_message_limit(world, &options);
   MPI_Comm_split(world, world_rank % 2, world_rank, &half);
   int rank = -1, size = -1, expected_rank = -1, expected_size = -1;
   MPI_Comm_rank(half, &expected_rank);

@@ -146,6 +146,43 @@ TEST(ShardTools, AllGatherRefusesTogether) {
       << heads;
 }
 
+TEST(ShardTools, AllGatherOfTwoSidesIsRefused) {
+  const SequenceBatch batch = batch_of_one(20, 20);
+  CpConfig config;
+  config.chunk_tokens = 5;
+  const Sharding sharding = make_sharding(batch, config, 2);
+  LoopbackWorld(2).run([&](Communicator& comm) {
+    const auto me = static_cast<std::size_t>(comm.rank());
+    const HostTensor local = numbered(DType::f32, {num_rows(sharding.shards[me].q), 2, 3});
+    HostTensor global(DType::f32, {20, 2, 3});
+    const ShardSide side = comm.rank() == 0 ? ShardSide::q : ShardSide::kv;
+    try {
+      all_gather_rows(comm, sharding, side, local.view(), global.view(),
+                      deadline_after(Seconds(30)));
+      ADD_FAILURE() << "taken";
+    } catch (const InvalidArgument& error) {
+      EXPECT_STREQ(error.what(), "side differs between ranks: rank 0 has q, rank 1 has kv");
+    }
+  });
+}
+
+TEST(ShardTools, ABindingCanRefuseAllGatherForItsRank) {
+  const Sharding sharding = make_sharding(batch_of_one(20, 20), {}, 2);
+  LoopbackWorld(2).run([&](Communicator& comm) {
+    const auto me = static_cast<std::size_t>(comm.rank());
+    const HostTensor local = numbered(DType::f32, {num_rows(sharding.shards[me].q), 2, 3});
+    HostTensor global(DType::f32, {20, 2, 3});
+    const auto deadline = deadline_after(Seconds(30));
+    try {
+      if (comm.rank() == 1) refuse_all_gather_rows(comm, "not a tensor", deadline);
+      all_gather_rows(comm, sharding, ShardSide::q, local.view(), global.view(), deadline);
+      ADD_FAILURE() << "taken";
+    } catch (const InvalidArgument& error) {
+      EXPECT_STREQ(error.what(), "rank 1: not a tensor");
+    }
+  });
+}
+
 TEST(ShardTools, PositionsAndLengthsFollowTheDocuments) {
   for_every_sharding([](const SequenceBatch& batch, const CpConfig&, const Sharding& sharding) {
     for (const ShardSide side : {ShardSide::q, ShardSide::kv}) {

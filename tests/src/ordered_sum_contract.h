@@ -184,12 +184,27 @@ TEST_P(OrderedSumContract, WhatOneRankDoesWrongIsRefusedOnAll) {
     EXPECT_NE(told(comm, [&](auto& sum) { sum.add(-1, two); }).find("leaf -1"), std::string::npos);
     EXPECT_NE(told(comm, [&](auto& sum) { sum.add(1, three); }).find("3 numbers, expected 2"),
               std::string::npos);
+    EXPECT_NE(told(comm, [&](auto& sum) { sum.refuse("no numbers"); }).find(": no numbers"),
+              std::string::npos);
     EXPECT_NE(told(comm,
                    [&](auto& sum) {
                      for (const int leaf : {0, 1, 0}) sum.add(leaf, two);
                    })
                   .find("leaf 0 was brought twice"),
               std::string::npos);
+  });
+}
+
+// What a rank refuses is all there is to say: it may not know the others' sizes.
+TEST_P(OrderedSumContract, ARankThatCannotBeginRefusesForAll) {
+  if (size() == 1) return;
+  run([&](Communicator& comm) {
+    const bool is_culprit = comm.rank() == 1;
+    OrderedSum<float> sum(is_culprit ? 0 : 8, is_culprit ? 0 : 2);
+    std::vector<float> result(is_culprit ? 0 : 2);
+    if (is_culprit) sum.refuse("no numbers");
+    EXPECT_EQ(text_thrown_by<InvalidArgument>([&] { sum.all_reduce(comm, result, soon()); }),
+              "rank 1: no numbers");
   });
 }
 

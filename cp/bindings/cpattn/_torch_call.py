@@ -12,6 +12,7 @@ import torch
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
 from cpattn.attention import Attention, Plan, ProblemArguments, problem_arguments
+from cpattn.groups import seconds
 
 # Plans kept per group, the least recently used one goes first: enough for the shapes of a model's
 # layers, and for packs whose lengths change with every step.
@@ -165,6 +166,7 @@ def checked_call(
     config = {"threads": torch.get_num_threads(), **config}
     isa = config.pop("isa", None)
     options = Attention(group, causal=causal, isa=isa, **config).options
+    seconds(options["timeout"])  # all wait that long before anything is planned
     return Call(
         problem, cu_seqlens is not None, q.shape[0], k.shape[0], tuple(options.items()), isa
     )

@@ -17,7 +17,7 @@ import numpy
 
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
-from cpattn.groups import GroupLike, group_of
+from cpattn.groups import GroupLike, complaint_of, group_of
 
 
 def integers(name: str, value: Any) -> Tuple[int, ...]:
@@ -158,12 +158,16 @@ class Plan:
             CommError: a peer failed or is late.
         """
         problem = self._problem
-        if out is None:
-            out = _empty(
-                "out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype
-            )
-        if lse is None:
-            lse = numpy.empty((self.q_rows, problem.num_heads), numpy.float32)
+        try:
+            if out is None:
+                out = _empty(
+                    "out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype
+                )
+            if lse is None:
+                lse = numpy.empty((self.q_rows, problem.num_heads), numpy.float32)
+        except Exception as error:
+            self._core.refuse(complaint_of(error))
+            raise  # not reached: refusing raises
         self._core.forward(q, k, v, out, lse)
         return out, lse
 
@@ -198,12 +202,16 @@ class Plan:
         """
         problem = self._problem
         kv_shape = (self.kv_rows, problem.num_kv_heads)
-        if dq is None:
-            dq = _empty("dq", (self.q_rows, problem.num_heads, problem.head_dim), problem.dtype)
-        if dk is None:
-            dk = _empty("dk", (*kv_shape, problem.head_dim), problem.dtype)
-        if dv is None:
-            dv = _empty("dv", (*kv_shape, problem.value_dim), problem.dtype)
+        try:
+            if dq is None:
+                dq = _empty("dq", (self.q_rows, problem.num_heads, problem.head_dim), problem.dtype)
+            if dk is None:
+                dk = _empty("dk", (*kv_shape, problem.head_dim), problem.dtype)
+            if dv is None:
+                dv = _empty("dv", (*kv_shape, problem.value_dim), problem.dtype)
+        except Exception as error:
+            self._core.refuse(complaint_of(error))
+            raise  # not reached: refusing raises
         self._core.backward(q, k, v, out, lse, dout, dlse, dq, dk, dv)
         return dq, dk, dv
 
@@ -230,7 +238,8 @@ class Attention:
             document has more keys than queries).
         options: the knobs of docs/configuration.md by their YAML names: sharding, schedule,
             chunk_tokens, threads (default: this host's cores divided among its ranks), timeout,
-            max_message_bytes, verify_checksum, shuffle_arrival.
+            verify_checksum, shuffle_arrival. (max_message_bytes is the group's: where messages are
+            cut, `plan` refuses another value than the default.)
         isa: "generic", "avx2", ...; None: the best this machine has.
     Raises:
         InvalidArgumentError: an unknown option or a value of the wrong type.
@@ -266,16 +275,15 @@ class Attention:
             dtype: of q, k, v: "float32", "float16", "bfloat16", or numpy's or torch's own names.
             out_dtype: of out; None: dtype.
         Raises:
-            InvalidArgumentError: on every rank when a rank's arguments are wrong or differ.
-            TypeError: an unknown argument.
+            InvalidArgumentError: on every rank when a rank's arguments are wrong, unknown or
+                differ.
         """
-        complaint = ""
         try:
             arguments = problem_arguments(**problem)
             _cpattn.Problem(*arguments)
-        except InvalidArgumentError as error:
-            complaint = str(error)
-        self.group.agree("", complaint, self.options["timeout"])
+        except Exception as error:
+            self._core.refuse_plan(complaint_of(error))
+            raise  # not reached: refusing raises
         return self.make(arguments)
 
     def make(self, arguments: ProblemArguments) -> Plan:

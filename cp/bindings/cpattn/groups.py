@@ -13,8 +13,8 @@ import sys
 from typing import Any, Optional, Union
 
 from cpattn import _cpattn
+from cpattn._cpattn import Error, InvalidArgumentError, UnsupportedError
 from cpattn._cpattn import Group as _Group
-from cpattn._cpattn import InvalidArgumentError, UnsupportedError
 
 GroupLike = Union[None, "_Group", Any]
 
@@ -147,3 +147,18 @@ def _not_a_group(comm: Any) -> str:
 def group_of(group: GroupLike) -> _Group:
     """The group that an argument `group=` means; None: the world."""
     return world() if group is None else Group(group)
+
+
+def complaint_of(error: Exception) -> str:
+    """What a rank tells the others of its wrong arguments. Raised by it alone, whatever it is would
+    leave them waiting: errors of Python's own (a wrong type, an unknown name) count as well."""
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
+def seconds(timeout: Any) -> float:
+    """A timeout that can be waited for."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidArgumentError(f"timeout: {timeout!r}, expected a number of seconds")
+    if not 0.001 <= timeout <= 86400:
+        raise InvalidArgumentError(f"timeout: {timeout!r}, expected 0.001 to 86400 seconds")
+    return float(timeout)

@@ -10,7 +10,7 @@ import numpy
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
 from cpattn.attention import integers, problem_arguments
-from cpattn.groups import GroupLike, group_of
+from cpattn.groups import GroupLike, complaint_of, group_of, seconds
 
 IGNORE_TARGET = -100
 """What a cross-entropy takes for "no target"."""
@@ -118,15 +118,22 @@ class Sharding:
         Raises:
             InvalidArgumentError: on every rank when a rank's rows do not fit or types differ.
         """
-        local = _bits(x)
-        rows = len(self.index(of_keys=of_keys))
-        complaint = "" if len(local) == rows else f"x: {len(local)} rows, expected {rows}"
-        row_shape, kind = tuple(local.shape[1:]), f"{type(x).__name__} {x.dtype}"
-        self.group.agree(f"row shape={row_shape}\ntype={kind}\n", complaint, timeout)
+        complaint, lines, wait = "", "", 60.0
+        try:
+            wait = seconds(timeout)
+            local = _bits(x)
+            rows = len(self.index(of_keys=of_keys))
+            if len(local) != rows:
+                raise InvalidArgumentError(f"x: {len(local)} rows, expected {rows}")
+            row_shape, kind = tuple(local.shape[1:]), f"{type(x).__name__} {x.dtype}"
+            lines = f"of_keys={bool(of_keys)}\nrow shape={row_shape}\ntype={kind}\n"
+        except Exception as error:
+            complaint = complaint_of(error)
+        self.group.agree(lines, complaint, wait)
         result = numpy.empty(
             (self._num_keys if of_keys else self._num_tokens, *row_shape), local.dtype
         )
-        everybody = self.group.all_gather(numpy.ascontiguousarray(local).tobytes(), timeout)
+        everybody = self.group.all_gather(numpy.ascontiguousarray(local).tobytes(), wait)
         for rank, data in enumerate(everybody):
             own = self.index(of_keys=of_keys, rank=rank)
             result[own] = numpy.frombuffer(data, local.dtype).reshape(len(own), *row_shape)
@@ -140,6 +147,8 @@ def _bits(x: Any) -> numpy.ndarray:
     """The rows of an array or tensor for numpy, which has no bfloat16."""
     if isinstance(x, numpy.ndarray):
         return x
+    if not hasattr(x, "detach"):
+        raise InvalidArgumentError(f"x: a {type(x).__name__}, expected a numpy array or a tensor")
     x = x.detach()
     is_bfloat16 = str(x.dtype) == "torch.bfloat16"
     return (x.contiguous().view(dtype=_torch().int16) if is_bfloat16 else x).numpy()
@@ -185,8 +194,17 @@ class OrderedSum:
         self._core = kinds[name](group_of(group), num_leaves, size)
 
     def add(self, leaf: int, values: Any) -> None:
-        """Brings a leaf: a contiguous array or tensor of `size` numbers; copied."""
-        self._core.add(leaf, values)
+        """Brings a leaf: a contiguous array or tensor of `size` numbers; copied.
+
+        Raises nothing: what is wrong, `all_reduce` refuses on every rank.
+        """
+        try:
+            self._core.add(leaf, values)
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        self._core.refuse(complaint_of(error))
 
     def all_reduce(self, out: Any = None, *, timeout: float = 60.0) -> Any:
         """The sum of all leaves that any rank brought, on every rank; starts afresh. Collective.
@@ -194,12 +212,17 @@ class OrderedSum:
         Args:
             out: contiguous, `size` numbers; written in place. None: a new numpy array.
         Raises:
-            InvalidArgumentError: on every rank: sizes that differ, a leaf out of range or brought
-                twice.
+            InvalidArgumentError: on every rank: what was wrong with a leaf or with `out` on any;
+                sizes that differ; a leaf brought twice.
         """
         if out is None:
             out = numpy.empty(self._size, self._dtype)
-        self._core.all_reduce(out, timeout)
+        wait = 60.0
+        try:
+            wait = seconds(timeout)
+        except InvalidArgumentError as error:
+            self._refuse(error)
+        self._core.all_reduce(out, wait)
         return out
 
 
@@ -215,13 +238,22 @@ def ordered_sum(
         num_leaves: of all ranks together.
     Returns:
         An array or tensor [...] like a row of `partials`; see `OrderedSum` for its order.
+    Raises:
+        InvalidArgumentError: on every rank when a rank's arguments are wrong or sizes differ.
     """
-    numbers = [leaf.leaf if isinstance(leaf, Leaf) else int(leaf) for leaf in leaves]
-    rows = numpy.ascontiguousarray(_bits(partials))
-    result = numpy.empty(rows.shape[1:], rows.dtype)
-    total = OrderedSum(num_leaves, result.size, dtype=rows.dtype, group=group)
-    if len(numbers) != len(rows):
-        raise InvalidArgumentError(f"leaves: {len(numbers)} numbers, expected {len(rows)}")
+    ranks = group_of(group)
+    try:
+        numbers = [leaf.leaf if isinstance(leaf, Leaf) else int(leaf) for leaf in leaves]
+        rows = numpy.ascontiguousarray(_bits(partials))
+        result = numpy.empty(rows.shape[1:], rows.dtype)
+        total = OrderedSum(num_leaves, result.size, dtype=rows.dtype, group=ranks)
+        if len(numbers) != len(rows):
+            raise InvalidArgumentError(f"leaves: {len(numbers)} numbers, expected {len(rows)}")
+    except Exception as error:
+        nothing = OrderedSum(0, 0, group=ranks)  # takes part only to refuse
+        nothing._refuse(error)
+        nothing.all_reduce()
+        raise  # not reached: refusing raises
     for number, row in zip(numbers, rows):
         total.add(number, row)
     total.all_reduce(result, timeout=timeout)

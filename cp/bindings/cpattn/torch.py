@@ -18,7 +18,7 @@ import torch
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError, UnsupportedError
 from cpattn._torch_call import agreed_plan, check_tensors, checked_call, reference_problem
-from cpattn.groups import GroupLike, group_of
+from cpattn.groups import GroupLike, complaint_of, group_of
 
 __all__ = ["ContextParallelAttention", "context_parallel_attention"]
 
@@ -178,8 +178,8 @@ def context_parallel_attention(
             softmax_scale=softmax_scale,
             config={"sharding": sharding, **config},
         )
-    except InvalidArgumentError as error:
-        complaint = str(error)
+    except Exception as error:
+        complaint = complaint_of(error)
     requires_grad = torch.is_grad_enabled() and any(
         isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in (q, k, v)
     )

@@ -119,6 +119,29 @@ def refusals():
         "document 0 differs": lambda: attention.plan(seq_len=8 if is_odd_one else 7, **shape),
         "rank 1: v: a str": lambda: plan.forward(q, k, "v" if is_odd_one else v),
         "rank 1: x: ": lambda: deal.unshard(q[1:] if is_odd_one else q),
+        "rank 1: x: a list": lambda: deal.unshard([1.0] if is_odd_one else q),
+        "of_keys differs": lambda: deal.unshard(q, of_keys=is_odd_one),
+        "rank 1: timeout: nan": lambda: deal.unshard(
+            q, timeout=float("nan") if is_odd_one else 60.0
+        ),
+        "rank 1: TypeError: ": lambda: attention.plan(
+            seq_len=7, **shape, **(dict(window=1) if is_odd_one else {})
+        ),
+        "rank 1: timeout": lambda: cpattn.Attention(
+            group, timeout=float("inf") if is_odd_one else 50.0
+        ).plan(seq_len=7, **shape),
+        "rank 1: timeout: inf": lambda: attend(
+            q, k, v, **lengths, **(dict(timeout=float("inf")) if is_odd_one else {})
+        ),
+        "this machine": lambda: attend(
+            q, k, v, **lengths, **(dict(isa="neon") if is_odd_one else {})
+        ),
+        "max_message_bytes is 4096, expected 1073741824": lambda: cpattn.Attention(
+            group, max_message_bytes=4096
+        ).plan(seq_len=7, **shape),
+        "rank 1: data: a str, expected bytes": lambda: group.all_gather("x" if is_odd_one else b""),
+        "rank 1: timeout: -1": lambda: group.all_gather(b"", -1.0 if is_odd_one else 60.0),
+        **sums(group, is_odd_one),
     }
     for expected, call in cases.items():
         text = ""
@@ -130,6 +153,77 @@ def refusals():
         assert set(WORLD.allgather(text)) == {text}
     attend(q, k, v, **lengths)
     plan.forward(q, k, v)
+    assert group.all_gather(b"x" * group.rank) == [b"x" * r for r in range(group.size)]
+    one = numpy.ones((1, 2), "float32")
+    total = cpattn.ordered_sum(one, [group.rank], group.size, group=group)
+    assert total.tolist() == [group.size] * 2
+
+
+def sums(group, is_odd_one):
+    """Ordered sums that one rank spoils: what is refused, and the call."""
+    leaves = group.size
+    row = numpy.ones((1, 2), "float32")
+
+    def ordered_sum(partials=row, numbers=(group.rank,), count=leaves, **keywords):
+        return lambda: cpattn.ordered_sum(partials, numbers, count, group=group, **keywords)
+
+    def spoiled(**arguments):
+        return ordered_sum(**(arguments if is_odd_one else {}))
+
+    def leaf_by_leaf(values=row[0], leaf=group.rank, out=None):
+        def call():
+            total = cpattn.OrderedSum(leaves, 2, group=group)
+            total.add(leaf, values)
+            return total.all_reduce(out)
+
+        return call
+
+    def spoiled_leaf(**arguments):
+        return leaf_by_leaf(**(arguments if is_odd_one else {}))
+
+    frozen = numpy.ones(2, "float32")
+    frozen.flags.writeable = False
+    return {
+        "rank 1: dtype: int32, expected float32": spoiled(partials=row.astype("int32")),
+        "rank 1: leaves: 2 numbers, expected 1": spoiled(numbers=(0, 1)),
+        "rank 1: x: a NoneType": spoiled(partials=None),
+        "rank 1: leaf 9: expected": spoiled(numbers=(9,)),
+        "rank 1: num_leaves -1": spoiled(count=-1),
+        "rank 1: timeout: 0": spoiled(timeout=0),
+        "num_leaves differs between ranks": spoiled(count=leaves + 1),
+        "size differs between ranks": spoiled(partials=numpy.ones((1, 3), "float32")),
+        "element bytes differs between ranks": spoiled(partials=numpy.ones((1, 2))),
+        "rank 1: values: 3 numbers, expected 2": spoiled_leaf(values=numpy.ones(3, "float32")),
+        "rank 1: values: dtype float64, expected float32": spoiled_leaf(values=numpy.ones(2)),
+        "rank 1: values: a list": spoiled_leaf(values=[1.0, 2.0]),
+        "rank 1: TypeError: add(): incompatible": spoiled_leaf(leaf="first"),
+        "rank 1: result: 3 numbers, expected 2": spoiled_leaf(out=numpy.ones(3, "float32")),
+        "rank 1: result: read-only": spoiled_leaf(out=frozen),
+    }
+
+
+def no_bfloat16():
+    """What cannot be allocated on one rank is refused on all: numpy may lack bfloat16."""
+    group = cpattn.Group(WORLD)
+    is_odd_one = group.rank == 1
+    sys.modules["ml_dtypes"] = None  # importing it is an ImportError
+    plan = cpattn.Attention(group).plan(seq_len=9, num_heads=2, head_dim=8, dtype="bfloat16")
+    q, k, v, out = (torch.ones(plan.q_rows, 2, 8).bfloat16() for _ in range(4))
+    _, lse = plan.forward(q, k, v, out=out)
+    like = [torch.empty_like(q) for _ in range(3)]
+    gradients = dict(zip(("dq", "dk", "dv"), like))
+    for call in (
+        lambda: plan.forward(q, k, v, out=None if is_odd_one else out),
+        lambda: plan.backward(q, k, v, out, lse, q, **({} if is_odd_one else gradients)),
+    ):
+        text = ""
+        try:
+            call()
+        except cpattn.InvalidArgumentError as error:
+            text = str(error)
+        assert "rank 1: " in text and "numpy has no bfloat16" in text, text
+        assert set(WORLD.allgather(text)) == {text}
+    plan.backward(q, k, v, out, lse, q, **gradients)
 
 
 def closed_forms():
