@@ -141,7 +141,7 @@ std::string junit_case(const LaneReport& lane) {
 }  // namespace
 
 std::string report_json(const ParityReport& report) {
-  Json json{{"schema_version", "1"},
+  Json json{{"schema_version", "2"},
             {"verdict", report.passes() ? "PASS" : "FAIL"},
             {"exit_code", static_cast<int>(report.exit_code())},
             {"passed", report.count(LaneStatus::passed)},

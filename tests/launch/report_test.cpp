@@ -131,7 +131,7 @@ TEST(ReportJson, HoldsEveryLaneAndNoBareInfinity) {
   const auto json =
       nlohmann::json::parse(report_json(report_of({lane(1, LaneStatus::passed), bad})));
 
-  EXPECT_EQ(json["schema_version"], "1");
+  EXPECT_EQ(json["schema_version"], "2");
   EXPECT_EQ(json["verdict"], "FAIL");
   ASSERT_EQ(json["lanes"].size(), 2u);
   for (const char* key :
@@ -146,7 +146,8 @@ TEST(ReportJson, HoldsEveryLaneAndNoBareInfinity) {
   EXPECT_EQ(json["lanes"][1]["compared_elements"], 2000);
   EXPECT_EQ(json["lanes"][1]["direction"], "both");
   const auto& tensor = json["lanes"][1]["tensors"][1];
-  for (const char* key : {"name", "compared_elements", "bit_mismatch", "rel_l2", "bound", "pass"}) {
+  for (const char* key : {"name", "compared_elements", "bit_mismatch", "rel_l2", "worst_rel_l2",
+                          "bound", "pass", "max_abs", "worst_head", "worst_chunk"}) {
     EXPECT_TRUE(tensor.contains(key)) << key;
   }
   EXPECT_EQ(tensor["max_abs"].get<double>(), 0.1);  // the double comes back as it was
