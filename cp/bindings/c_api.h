@@ -14,7 +14,8 @@
  *              peer failed. No C++ exception leaves the library, and nothing ends the process.
  * Collective   All ranks of the group must make the call. What one rank passes wrongly is refused
  *              on all of them, with the same text; only a handle or a communicator that is not
- *              valid is refused by the one rank that has it. A wait for a peer ends after the "timeout" setting.
+ *              valid is refused by the one rank that has it. A wait for a peer ends after
+ *              the "timeout" setting.
  * Handles      Numbers in the guise of pointers: never dereferenced, never used twice. NULL, a
  *              handle that was freed and one of another kind are CPATTN_INVALID_ARGUMENT. Freeing
  *              takes the address of the handle and sets it to NULL; freeing NULL does nothing.

@@ -45,8 +45,8 @@ class Group {
   std::atomic<bool> is_used_ = false;
 };
 
-/// What `body` throws, in one line; "" when it throws nothing. For checks of what one rank passed to
-/// a collective call: a rank that threw alone would be a hang for the others.
+/// What `body` throws, in one line; "" when it throws nothing. For checks of what one rank passed
+/// to a collective call: a rank that threw alone would be a hang for the others.
 template <class Body>
 std::string complaint_of(Body&& body) {
   try {

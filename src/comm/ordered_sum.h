@@ -46,8 +46,8 @@ class OrderedSum {
   /// (zeros when there are none). Afterwards the sum is empty and can be filled again.
   ///
   /// Errors  InvalidArgument on every rank, with the same text, before any number moves: what any
-  ///         rank refused; sizes that differ between ranks; a leaf out of range or brought twice. The sum is
-  ///         empty then, too. CommError at `deadline`.
+  ///         rank refused; sizes that differ between ranks; a leaf out of range or brought twice.
+  ///         The sum is empty then, too. CommError at `deadline`.
   /// Cost    a rank sends its pieces, less the slice it adds up itself, and its slice of the result
   ///         to everyone: sizeof(T) * size * (P - 1) / P * (pieces + 1) bytes, and one small
   ///         message to each rank.
