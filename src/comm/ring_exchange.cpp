@@ -43,12 +43,12 @@ std::size_t RingExchange::workspace_bytes(std::span<const std::size_t> span_byte
 
 void RingExchange::reset() {
   hop_.rethrow();
-  expect(!hop_.is_active(), "reset() while a hop is in flight");
+  invariant(!hop_.is_active(), place(), "reset() while a hop is in flight");
   step_ = 0;
 }
 
 std::span<std::byte> RingExchange::own() {
-  expect(step_ == 0 && !hop_.is_active(), "own() is writable at step 0 before post()");
+  invariant(step_ == 0 && !hop_.is_active(), place(), "own() is writable at step 0 before post()");
   return slots_[current_slot_].bytes().first(span_bytes_[comm_.rank()]);
 }
 
@@ -66,14 +66,12 @@ std::span<const std::byte> RingExchange::current() const {
 
 const RingStats& RingExchange::stats() const { return hop_.stats(); }
 
-void RingExchange::expect(bool is_met, std::string_view what) const {
-  invariant(is_met, "rank ", comm_.rank(), ": step ", step_, ": ", what);
-}
+TransferPlace RingExchange::place() const { return {comm_.rank(), step_}; }
 
 void RingExchange::post() {
   hop_.rethrow();
   if (step_ == last_step()) return;
-  expect(!hop_.is_active(), "post() twice without wait()");
+  invariant(!hop_.is_active(), place(), "post() twice without wait()");
 
   if (options_.verify_checksum && step_ == 0) current_checksum_ = checksum_of(current());
   const int next_owner = owner_at(step_ + 1);

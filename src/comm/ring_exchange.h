@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "src/comm/communicator.h"
@@ -67,8 +66,7 @@ class RingExchange {
  private:
   int last_step() const { return comm_.size() - 1; }
   int owner_at(int step) const;
-  /// An InternalError that names rank and step, put together only when `is_met` is false.
-  void expect(bool is_met, std::string_view what) const;
+  TransferPlace place() const;
 
   Communicator& comm_;
   std::vector<std::size_t> span_bytes_;

@@ -73,9 +73,7 @@ void Transfer::rethrow() const {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-std::string Transfer::place() const {
-  return detail::concat("rank ", comm_.rank(), ": step ", ends_.step, ": ");
-}
+TransferPlace Transfer::place() const { return {comm_.rank(), ends_.step}; }
 
 void Transfer::start(const TransferEnds& ends) {
   rethrow();

@@ -22,11 +22,15 @@ void* __libc_memalign(std::size_t alignment, std::size_t size);
 namespace {
 
 std::atomic<bool> is_counting{false};
-std::atomic<std::size_t> num_calls{0}, num_bytes{0}, largest{0};
+std::atomic<std::size_t> num_calls{0}, num_short{0}, num_bytes{0}, largest{0};
+
+/// Less than the threads' runtime takes at a time, more than any message of ours has letters.
+constexpr std::size_t kShort = 512;
 
 void count(std::size_t size) {
   if (!is_counting) return;
   ++num_calls;
+  if (size < kShort) ++num_short;
   num_bytes += size;
   std::size_t before = largest;
   while (before < size && !largest.compare_exchange_weak(before, size)) {
@@ -68,17 +72,18 @@ namespace {
 
 struct Counted {
   std::size_t calls = 0;
+  std::size_t short_calls = 0;  ///< of less than kShort bytes
   std::size_t bytes = 0;
   std::size_t largest = 0;
 };
 
 template <class Body>
 Counted counted(const Body& body) {
-  num_calls = num_bytes = largest = 0;
+  num_calls = num_short = num_bytes = largest = 0;
   is_counting = true;
   body();
   is_counting = false;
-  return {num_calls, num_bytes, largest};
+  return {num_calls, num_short, num_bytes, largest};
 }
 
 AttentionCase problem_of_length(std::int64_t tokens) {
@@ -113,14 +118,23 @@ TEST(SteadyState, TheCounterCounts) {
 /// More than messages and the threads' runtime need, less than any tensor of these problems.
 constexpr std::size_t kSmallBlock = 4096;
 
-// One rank: the same few small blocks whatever the length.
+/// What it takes to hear that no rank refuses anything.
+Counted one_exchange_of_text(Communicator& group) {
+  const auto deadline = deadline_after(Seconds(30));
+  return counted([&] { refuse_together(group, "", deadline, "test"); });
+}
+
+// One rank: the same few small blocks whatever the length. The short ones are what forward and
+// backward each take to hear that nobody refuses: no text is put together for a check that passes.
 TEST(SteadyState, OneRankAllocatesTheSameForEveryLength) {
   const auto group = std::make_shared<SelfCommunicator>();
+  const Counted exchange = one_exchange_of_text(*group);
   const Counted shorter = steady_state(problem_of_length(256), group, 1);
   const Counted longer = steady_state(problem_of_length(2048), group, 1);
   EXPECT_EQ(shorter.calls, longer.calls);
   EXPECT_EQ(shorter.bytes, longer.bytes);
   EXPECT_LT(longer.largest, kSmallBlock);
+  EXPECT_EQ(longer.short_calls, 2 * exchange.short_calls);
 }
 
 // Several: the exchange of one line of text per rank, and what MPI needs for its own.
