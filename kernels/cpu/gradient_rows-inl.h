@@ -77,14 +77,14 @@ struct QueryPacker {
   }
 
   /// A square of channels from d on to its place in [step][row], `to` at (0, first row).
-  CP_INLINE void store_lanes(const F* square, std::int64_t d, std::int64_t num_steps, I keep,
-                             I flip, float* to) {
+  CP_INLINE void store_lanes(const F* square, std::int64_t d, std::int64_t num_steps,
+                             const ScoreScale& scale, float* to) {
     constexpr int kStep = E == Engine::f32 ? 1 : 2;
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i += kStep) {
       if ((d + i) / kStep >= num_steps) continue;
       const F element = E == Engine::f32 ? square[i] : pair_up(square[i], square[i + kStep - 1]);
-      store(to + (d + i) / kStep * kLd, (F)(((I)element & keep) ^ flip));
+      store(to + (d + i) / kStep * kLd, signed_query(element, scale, E));
     }
   }
 };
@@ -105,8 +105,7 @@ void pack_tile_queries(const QueryTileJob& job) {
   const QueryTileLayout layout = query_tile_layout(E, *job.shape);
   const std::int64_t value_steps = (layout.dout_rows - layout.dout_lanes) / kQueryTile;
   const ScoreScale scale = score_scale(job.shape->softmax_scale, E);
-  const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
-  const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
+  const ScoreScale unsigned_scale{1.0f, false, 0u};  // of dout
   prefetch_rows(job.q, job.num_rows, head_dim);
   prefetch_rows(job.dout, job.num_rows, value_dim);
   prefetch_rows(job.out, job.num_rows, value_dim);
@@ -127,8 +126,7 @@ void pack_tile_queries(const QueryTileJob& job) {
       packer.store_rows(square, padded_dim(head_dim),
                         job.packed + layout.q_rows + row * padded_dim(head_dim) + d);
       transpose(square);
-      packer.store_lanes(square, d, steps_of(E, head_dim), keep, flip,
-                         job.packed + layout.q_lanes + r);
+      packer.store_lanes(square, d, steps_of(E, head_dim), scale, job.packed + layout.q_lanes + r);
     }
     F sum{};
     for (std::int64_t d = 0; d < padded_dim(value_dim); d += kLanes) {
@@ -139,7 +137,8 @@ void pack_tile_queries(const QueryTileJob& job) {
       packer.load_square(job.out, r, d, value_dim, out);
       transpose(square);
       transpose(out);
-      packer.store_lanes(square, d, value_steps, ~I{}, I{}, job.packed + layout.dout_lanes + r);
+      packer.store_lanes(square, d, value_steps, unsigned_scale,
+                         job.packed + layout.dout_lanes + r);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (d + i < value_dim) sum = fma(square[i], out[i], sum);

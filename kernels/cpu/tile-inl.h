@@ -18,20 +18,32 @@ CP_INLINE std::int64_t vectors_of(std::int64_t num_rows) {
 }
 
 /// The multiplier of a dot product in the exponent of 2, made positive so that the largest score is
-/// the largest logit: the sign moves into q, exactly; a scale of 0 becomes q = 0 and a multiplier
+/// the largest logit: the sign moves into q, exactly; a scale of 0 becomes q * 0 and a multiplier
 /// of 1.
 struct ScoreScale {
   float multiplier;
-  std::uint32_t q_keep;  ///< and-mask on the elements of q
+  bool is_zero;
   std::uint32_t q_flip;  ///< xor-mask on the elements of q
 };
 
 CP_INLINE ScoreScale score_scale(double softmax_scale, Engine engine) {
   const double scale = softmax_scale * kLog2e;
   const float magnitude = static_cast<float>(scale < 0 ? -scale : scale);
-  if (magnitude == 0.0f) return {1.0f, 0u, 0u};
+  if (magnitude == 0.0f) return {1.0f, true, 0u};
   const std::uint32_t signs = engine == Engine::f32 ? 0x80000000u : 0x80008000u;
-  return {magnitude, 0xffffffffu, scale < 0 ? signs : 0u};
+  return {magnitude, false, scale < 0 ? signs : 0u};
+}
+
+/// Elements of q with the sign of the scale. Times 0 they are 0, or NaN where they are not finite.
+CP_INLINE F signed_query(F q, const ScoreScale& scale, Engine engine) {
+  const I bits = (I)q;
+  if (!scale.is_zero) return (F)(bits ^ (I{} + static_cast<std::int32_t>(scale.q_flip)));
+  const auto is_not_finite = [bits](std::int32_t exponent) {
+    return (I)((bits & exponent) == (I{} + exponent));  // all bits, a NaN; or none
+  };
+  const I high = is_not_finite(0x7f800000);
+  if (engine == Engine::f32) return (F)high;
+  return (F)((high & ~0xffff) | (is_not_finite(0x7f80) & 0xffff));
 }
 
 /// Elements [step, step + W) of a q row in compute form, zeros beyond its end.
@@ -54,8 +66,6 @@ CP_INLINE F load_query(const TileJob& job, const std::byte* row, std::int64_t st
 /// scratch.q[step][row] from the strided rows of the caller; surplus lanes hold zeros.
 void load_queries(const TileJob& job, const ScoreScale& scale, const TileScratch& scratch) {
   const std::int64_t steps = steps_of(job.engine, job.shape->head_dim);
-  const I keep = I{} + static_cast<std::int32_t>(scale.q_keep);
-  const I flip = I{} + static_cast<std::int32_t>(scale.q_flip);
   for (std::int64_t r = 0; r < job.num_rows; ++r) {
     // Heads lie a stride apart that hardware does not follow: ask for all rows before reading any.
     for (std::int64_t s = 0; s < steps; s += 16) {
@@ -74,7 +84,7 @@ void load_queries(const TileJob& job, const ScoreScale& scale, const TileScratch
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (s + i < steps) {
-          store(scratch.q + (s + i) * kLd + r, (F)(((I)square[i] & keep) ^ flip));
+          store(scratch.q + (s + i) * kLd + r, signed_query(square[i], scale, job.engine));
         }
       }
     }

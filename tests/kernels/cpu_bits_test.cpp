@@ -228,6 +228,22 @@ TEST(CpuBits, ANanStaysInItsQueryRow) {
   });
 }
 
+TEST(CpuBits, ANanInAQueryIsNotLostToAScaleOfZero) {
+  for_each_table([](const KernelTable& table, DType dtype) {
+    AttentionCase problem = usual_case(dtype);
+    problem.shape.softmax_scale = 0.0;
+    const Attended clean = run_one_block(table, problem);
+    problem.q.set(57, 1, 4, kNan);
+    problem.q.set(58, 1, 5, kInf);
+    const Attended result = run_one_block(table, problem);
+    for (const std::int64_t row : {57, 58}) {
+      EXPECT_TRUE(std::isnan(result.out.at(row, 1, 0)));
+      EXPECT_TRUE(std::isnan(lse_row(result, row)[1]));
+    }
+    for (const std::int64_t row : {56, 59}) EXPECT_TRUE(same_row(result, row, clean, row));
+  });
+}
+
 TEST(CpuBits, HiddenKeysAndValuesAreNotUsedAsNumbers) {
   // Row r sees the keys up to 200 + r. Whatever the later ones hold, the row does not change.
   for_each_table([](const KernelTable& table, DType dtype) {

@@ -184,6 +184,18 @@ TEST(GradientBits, NanStaysWithThosePairsThatSeeIt) {
   });
 }
 
+TEST(GradientBits, ANanInAQueryIsNotLostToAScaleOfZero) {
+  for_each_table([](const KernelTable& table, DType dtype) {
+    GradientInputs in = usual_inputs(dtype);
+    in.shape.softmax_scale = 0.0;
+    in.q.set(57, 1, 4, kNan);
+    const Gradients result = run_gradient(table, in);
+    EXPECT_TRUE(std::isnan(result.dq.at(57, 1, 0)));
+    EXPECT_TRUE(std::isnan(result.dv.at(0, 0, 0)));
+    EXPECT_EQ(result.dq.at(56, 1, 0), 0.0f);
+  });
+}
+
 TEST(GradientBits, ProgressIsCalledOftenAndByTheCaller) {
   struct Calls {
     std::thread::id caller;
