@@ -96,7 +96,7 @@ Finding shared_memory(const MachineFacts& facts) {
 
 /// Accelerators: reported because people ask, never needed.
 void add_accelerators(const MachineFacts& facts, std::vector<Finding>& findings) {
-  const std::string no_use = "nothing to do: this version has no CUDA kernels";
+  const std::string no_use = "nothing to do: no command of this version uses CUDA";
   const auto add = [&](std::string part, bool is_there, std::string found) {
     findings.push_back({FindingKind::unused, std::move(part),
                         is_there ? std::move(found) : std::string("not found"),
@@ -142,7 +142,7 @@ Diagnosis diagnose(const MachineFacts& facts) {
        diagnosis.can_run_parity
            ? fmt::format("any size; up to {} without sharing cores", facts.usable_cores)
            : "see what is missing"},
-      {"GPU, NCCL, CUDA-aware MPI", false, "this version has no CUDA kernels: CPU only"},
+      {"GPU, NCCL, CUDA-aware MPI", false, "no command of this version uses CUDA: CPU only"},
   };
   return diagnosis;
 }

@@ -8,44 +8,22 @@
 #include <thread>
 
 #include "src/base/dtype.h"
+#include "src/comm/forwarding_comm.h"
 
 namespace cpattn {
 namespace {
 
-class ForwardingCommunicator : public Communicator {
+class LeavingCommunicator final : public ForwardingComm {
  public:
-  explicit ForwardingCommunicator(Communicator& comm) : comm_(comm) {}
-
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  std::string_view transport() const override { return comm_.transport(); }
-  std::size_t max_message_bytes() const override { return comm_.max_message_bytes(); }
-  Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
-    return comm_.isend(bytes, peer, tag);
-  }
-  Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override {
-    return comm_.irecv(bytes, peer, tag);
-  }
-  bool test(Pending& pending) override { return comm_.test(pending); }
-  void abort(int exit_code, std::string_view reason) noexcept override {
-    comm_.abort(exit_code, reason);
-  }
-
- private:
-  Communicator& comm_;
-};
-
-class LeavingCommunicator final : public ForwardingCommunicator {
- public:
-  LeavingCommunicator(Communicator& comm, bool ends) : ForwardingCommunicator(comm), ends_(ends) {}
+  LeavingCommunicator(Communicator& comm, bool ends) : ForwardingComm(comm), ends_(ends) {}
 
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
     leave_at(tag);
-    return ForwardingCommunicator::isend(bytes, peer, tag);
+    return ForwardingComm::isend(bytes, peer, tag);
   }
   Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override {
     leave_at(tag);
-    return ForwardingCommunicator::irecv(bytes, peer, tag);
+    return ForwardingComm::irecv(bytes, peer, tag);
   }
 
  private:
@@ -58,19 +36,19 @@ class LeavingCommunicator final : public ForwardingCommunicator {
   bool ends_;
 };
 
-class RoundingCommunicator final : public ForwardingCommunicator {
+class RoundingCommunicator final : public ForwardingComm {
  public:
   RoundingCommunicator(Communicator& comm, std::int64_t& sites)
-      : ForwardingCommunicator(comm), sites_(sites) {}
+      : ForwardingComm(comm), sites_(sites) {}
 
   Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override {
-    const Pending pending = ForwardingCommunicator::irecv(bytes, peer, tag);
+    const Pending pending = ForwardingComm::irecv(bytes, peer, tag);
     if (tag == Tag::direct_payload && peer != rank()) awaited_[pending.id] = bytes;
     return pending;
   }
   bool test(Pending& pending) override {
     const auto awaited = awaited_.find(pending.id);
-    if (!ForwardingCommunicator::test(pending)) return false;
+    if (!ForwardingComm::test(pending)) return false;
     if (awaited != awaited_.end()) {
       round(awaited->second);
       awaited_.erase(awaited);

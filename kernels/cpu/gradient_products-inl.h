@@ -18,89 +18,64 @@ CP_INLINE void in_pieces(std::int64_t begin, std::int64_t end, const Visit& visi
 
 #define CP_INLINE_LAMBDA __attribute__((always_inline))
 
-/// to[key][lane] = dout of the lane . v of the key, for `Rows` neighbouring keys.
-template <int NQ, int Rows>
-CP_INLINE void dot_value_rows(const float* dout, const float* v, std::int64_t panel_stride,
-                              std::int64_t value_dim, float* to) {
+/// Sums over `count` steps, whole panels, of lanes[step][..] * panel[i][step] for `Rows` rows i of a
+/// panel that is read across: its row i holds the next kPanel steps. visit(i, j, sum) gets vector j
+/// of the sum of row i.
+template <int NQ, int Rows, class Visit>
+CP_INLINE void sum_across_panels(const float* lanes, const float* panel, std::int64_t panel_stride,
+                                 std::int64_t count, const Visit& visit) {
   F sum[Rows][NQ];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
     for (int j = 0; j < NQ; ++j) sum[i][j] = F{};
   }
-  for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+  for (std::int64_t step = 0; step < count; step += kPanel) {
 #pragma GCC unroll 8
     for (int s = 0; s < kPanel; ++s) {
-      F lanes[NQ];
+      F vector[NQ];
 #pragma GCC unroll 3
-      for (int j = 0; j < NQ; ++j) lanes[j] = load(dout + (d + s) * kLd + j * kLanes);
+      for (int j = 0; j < NQ; ++j) vector[j] = load(lanes + (step + s) * kLd + j * kLanes);
 #pragma GCC unroll 8
       for (int i = 0; i < Rows; ++i) {
-        const F value = broadcast(v[i * kPanel + s]);
+        const F element = broadcast(panel[i * kPanel + s]);
 #pragma GCC unroll 3
-        for (int j = 0; j < NQ; ++j) sum[i][j] = fma(lanes[j], value, sum[i][j]);
+        for (int j = 0; j < NQ; ++j) sum[i][j] = fma(vector[j], element, sum[i][j]);
       }
     }
-    v += panel_stride;
+    panel += panel_stride;
   }
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
 #pragma GCC unroll 3
-    for (int j = 0; j < NQ; ++j) store(to + i * kLd + j * kLanes, sum[i][j]);
+    for (int j = 0; j < NQ; ++j) visit(i, j, sum[i][j]);
   }
 }
 
+/// to[key][lane] = dout of the lane . v of the key.
 template <int NQ>
 __attribute__((noinline)) void dot_values(const float* dout, const float* v,
                                           std::int64_t panel_stride, std::int64_t value_dim,
                                           std::int64_t num_keys, float* to) {
   in_pieces<kRegisterRows>(0, num_keys, [&](auto rows, std::int64_t key) CP_INLINE_LAMBDA {
-    dot_value_rows<NQ, rows>(dout, v + key * kPanel, panel_stride, value_dim, to + key * kLd);
+    sum_across_panels<NQ, rows>(dout, v + key * kPanel, panel_stride, value_dim,
+                                [&](int i, int j, F sum) CP_INLINE_LAMBDA {
+                                  store(to + (key + i) * kLd + j * kLanes, sum);
+                                });
   });
 }
 
-/// dq[channel][lane] += sum over keys of ds * k, for `Rows` neighbouring channels; `k` at the first
-/// of them in the first key panel.
-template <int NQ, int Rows>
-CP_INLINE void add_key_channels(const float* slopes, const float* k, std::int64_t panel_stride,
-                                std::int64_t num_keys, float* dq) {
-  F sum[Rows][NQ];
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 3
-    for (int j = 0; j < NQ; ++j) sum[i][j] = F{};
-  }
-  for (std::int64_t key = 0; key < num_keys; key += kPanel) {
-#pragma GCC unroll 8
-    for (int s = 0; s < kPanel; ++s) {
-      F slope[NQ];
-#pragma GCC unroll 3
-      for (int j = 0; j < NQ; ++j) slope[j] = load(slopes + (key + s) * kLd + j * kLanes);
-#pragma GCC unroll 8
-      for (int i = 0; i < Rows; ++i) {
-        const F channel = broadcast(k[i * kPanel + s]);
-#pragma GCC unroll 3
-        for (int j = 0; j < NQ; ++j) sum[i][j] = fma(slope[j], channel, sum[i][j]);
-      }
-    }
-    k += panel_stride;
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 3
-    for (int j = 0; j < NQ; ++j) {
-      float* place = dq + i * kLd + j * kLanes;
-      store(place, load(place) + sum[i][j]);
-    }
-  }
-}
-
-/// Whole panels of keys; surplus keys have ds = 0 and k = 0.
+/// dq[channel][lane] += sum over keys of ds * k. Whole panels of keys; surplus keys have ds = 0 and
+/// k = 0.
 template <int NQ>
 __attribute__((noinline)) void add_keys(const float* slopes, const float* k, std::int64_t head_dim,
                                         std::int64_t num_keys, float* dq) {
   in_pieces<kRegisterRows>(0, head_dim, [&](auto rows, std::int64_t d) CP_INLINE_LAMBDA {
-    add_key_channels<NQ, rows>(slopes, k + d * kPanel, head_dim * kPanel, num_keys, dq + d * kLd);
+    sum_across_panels<NQ, rows>(slopes, k + d * kPanel, head_dim * kPanel, num_keys,
+                                [&](int i, int j, F sum) CP_INLINE_LAMBDA {
+                                  float* place = dq + (d + i) * kLd + j * kLanes;
+                                  store(place, load(place) + sum);
+                                });
   });
 }
 

@@ -16,6 +16,7 @@
 #include "cp/schedule.h"
 #include "cp/visibility.h"
 #include "tests/support/batches.h"
+#include "tests/support/every_way.h"
 
 namespace cpattn::testing {
 namespace {
@@ -396,25 +397,9 @@ class SymbolicRun {
 
 void run_all(const SequenceBatch& batch, const std::vector<ShardingKind>& shardings,
              const std::vector<std::int64_t>& chunk_sizes, const std::vector<int>& world_sizes) {
-  for (const ShardingKind sharding : shardings)
-    for (const MaskKind mask : {MaskKind::full, MaskKind::causal})
-      for (const ScheduleKind schedule : {ScheduleKind::canonical, ScheduleKind::arrival})
-        for (const std::int64_t chunk_tokens : chunk_sizes)
-          for (const std::int64_t shuffle : {0, 1, 2})
-            for (const int world_size : world_sizes) {
-              CpConfig config;
-              config.sharding = sharding;
-              config.mask = mask;
-              config.schedule = schedule;
-              config.chunk_tokens = chunk_tokens;
-              config.shuffle_arrival = shuffle;
-              SCOPED_TRACE(std::string(name_of(sharding)) + " " + std::string(name_of(mask)) + " " +
-                           std::string(name_of(schedule)) + ", chunks of " +
-                           std::to_string(chunk_tokens) + ", shuffle " + std::to_string(shuffle) +
-                           ", P = " + std::to_string(world_size));
-              SymbolicRun(batch, config, world_size).check();
-              if (::testing::Test::HasFailure()) return;
-            }
+  for_each_way(shardings, chunk_sizes, world_sizes, [&](const CpConfig& config, int world_size) {
+    SymbolicRun(batch, config, world_size).check();
+  });
 }
 
 constexpr auto kContiguous = ShardingKind::contiguous;

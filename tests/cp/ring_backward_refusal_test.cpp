@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/src/forwarding_comm.h"
+#include "src/comm/forwarding_comm.h"
 #include "tests/support/attend_backward.h"
 #include "tests/support/batches.h"
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/support/batches.h"
+#include "tests/support/every_way.h"
 
 namespace cpattn::testing {
 namespace {
@@ -250,43 +251,22 @@ class SymbolicRun {
   std::int64_t pairs_ = 0;
 };
 
-/// Calls visit(config, world_size) for all combinations, with a trace.
-template <class Visitor>
-void for_each_way(const std::vector<std::int64_t>& chunk_sizes, const std::vector<int>& world_sizes,
-                  Visitor&& visit) {
-  for (const ShardingKind sharding : {ShardingKind::contiguous, ShardingKind::zigzag})
-    for (const MaskKind mask : {MaskKind::full, MaskKind::causal})
-      for (const ScheduleKind schedule : {ScheduleKind::canonical, ScheduleKind::arrival})
-        for (const std::int64_t chunk_tokens : chunk_sizes)
-          for (const std::int64_t shuffle : {0, 1, 2})
-            for (const int world_size : world_sizes) {
-              CpConfig config;
-              config.sharding = sharding;
-              config.mask = mask;
-              config.schedule = schedule;
-              config.chunk_tokens = chunk_tokens;
-              config.shuffle_arrival = shuffle;
-              SCOPED_TRACE(std::string(name_of(sharding)) + " " + std::string(name_of(mask)) + " " +
-                           std::string(name_of(schedule)) + ", chunks of " +
-                           std::to_string(chunk_tokens) + ", shuffle " + std::to_string(shuffle) +
-                           ", P = " + std::to_string(world_size));
-              visit(config, world_size);
-            }
-}
+const std::vector<ShardingKind> kShardings{ShardingKind::contiguous, ShardingKind::zigzag};
 
 TEST(Schedule, SmallPacksAreComputedOnceAndMergedAlongTheTree) {
   for (const NamedBatch& named : small_batches()) {
     SCOPED_TRACE(named.name);
-    for_each_way({3, 16}, {1, 2, 3, 4, 7, 8}, [&](const CpConfig& config, int world_size) {
-      SymbolicRun(named.batch, config, world_size).check();
-    });
+    for_each_way(kShardings, {3, 16}, {1, 2, 3, 4, 7, 8},
+                 [&](const CpConfig& config, int world_size) {
+                   SymbolicRun(named.batch, config, world_size).check();
+                 });
     if (::testing::Test::HasFailure()) return;
   }
 }
 
 TEST(Schedule, LongDocumentsOfOddChunkCounts) {
   for (const std::int64_t chunks : {31, 64, 97})
-    for_each_way({1}, {1, 3, 4, 8}, [&](const CpConfig& config, int world_size) {
+    for_each_way(kShardings, {1}, {1, 3, 4, 8}, [&](const CpConfig& config, int world_size) {
       const SequenceBatch batch = batch_of_one(chunks, chunks);
       SymbolicRun(batch, config, world_size).check();
     });
@@ -294,7 +274,7 @@ TEST(Schedule, LongDocumentsOfOddChunkCounts) {
 
 TEST(Schedule, RandomPacks) {
   for (std::uint64_t seed = 0; seed < 3; ++seed)
-    for_each_way({8}, {2, 5}, [&](const CpConfig& config, int world_size) {
+    for_each_way(kShardings, {8}, {2, 5}, [&](const CpConfig& config, int world_size) {
       const SequenceBatch batch = random_pack(seed, 20, 70);
       SymbolicRun(batch, config, world_size).check();
     });

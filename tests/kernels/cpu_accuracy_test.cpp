@@ -9,12 +9,12 @@
 #include "src/base/error.h"
 #include "tests/support/compare.h"
 #include "tests/support/error_bound.h"
+#include "tests/support/every_table.h"
 #include "tests/support/run_kernels.h"
 
 namespace cpattn::testing {
 namespace {
 
-constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
 constexpr std::array kMasks{MaskKind::full, MaskKind::causal};
 /// One block per document in these tests: the whole document is one chunk.
 constexpr std::int64_t kOneChunk = 1 << 20;

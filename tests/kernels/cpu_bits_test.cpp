@@ -8,28 +8,18 @@
 #include <vector>
 
 #include "tests/support/compare.h"
+#include "tests/support/every_table.h"
 #include "tests/support/run_kernels.h"
 
 namespace cpattn::testing {
 namespace {
 
-constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
 constexpr std::int64_t kOneChunk = 1 << 20;
 
 /// 100 rows over 300 keys, causal: three row tiles, three key tiles, grouped heads, odd dims.
 AttentionCase usual_case(DType dtype, MaskKind mask = MaskKind::causal) {
   return make_random_case(make_shape(4, 2, 19, 13), batch_of_one(100, 300),
                           test_config(mask, kOneChunk), dtype, 11);
-}
-
-/// Calls visit(table, dtype) for all tables and types, with a trace of both.
-template <class Visitor>
-void for_each_table(Visitor&& visit) {
-  for (const KernelTable* table : available_kernels())
-    for (const DType dtype : kDTypes) {
-      SCOPED_TRACE(std::string(table->name) + " " + std::string(name_of(dtype)));
-      visit(*table, dtype);
-    }
 }
 
 ::testing::AssertionResult same(const Attended& actual, const Attended& expected) {

@@ -11,21 +11,11 @@
 #include "src/base/error.h"
 #include "tests/support/compare.h"
 #include "tests/support/error_bound.h"
+#include "tests/support/every_table.h"
 #include "tests/support/run_kernels.h"
 
 namespace cpattn::testing {
 namespace {
-
-constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
-
-template <class Visitor>
-void for_each_table(Visitor&& visit) {
-  for (const KernelTable* table : available_kernels())
-    for (const DType dtype : kDTypes) {
-      SCOPED_TRACE(std::string(table->name) + " " + std::string(name_of(dtype)));
-      visit(*table, dtype);
-    }
-}
 
 /// 60 rows over 220 keys in chunks of 100, 100 and 20, causal.
 constexpr std::array<std::int64_t, 3> kChunks{100, 100, 20};

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "tests/support/attention_case.h"
+#include "tests/support/every_table.h"
 #include "tests/support/run_gradient.h"
 
 namespace cpattn::testing {
 namespace {
-
-constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
 
 void expect_accurate(const GradientInputs& in, const GradientRun& run = {}) {
   for (const KernelTable* table : available_kernels()) {

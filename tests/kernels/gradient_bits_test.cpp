@@ -10,21 +10,11 @@
 #include "src/base/error.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/compare.h"
+#include "tests/support/every_table.h"
 #include "tests/support/run_gradient.h"
 
 namespace cpattn::testing {
 namespace {
-
-constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
-
-template <class Visitor>
-void for_each_table(Visitor&& visit) {
-  for (const KernelTable* table : available_kernels())
-    for (const DType dtype : kDTypes) {
-      SCOPED_TRACE(std::string(table->name) + " " + std::string(name_of(dtype)));
-      visit(*table, dtype);
-    }
-}
 
 /// 130 rows, 300 keys, causal; groups of two query heads.
 GradientInputs usual_inputs(DType dtype) {

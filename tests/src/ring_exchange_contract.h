@@ -7,7 +7,7 @@
 
 #include "src/comm/ring_exchange.h"
 #include "tests/src/comm_world.h"
-#include "tests/src/forwarding_comm.h"
+#include "src/comm/forwarding_comm.h"
 
 namespace cpattn {
 

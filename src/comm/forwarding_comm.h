@@ -1,4 +1,4 @@
-// A Communicator that passes everything on, for tests to override one thing of.
+// A Communicator that passes everything on to another: override one thing of it.
 #pragma once
 
 #include <span>
