@@ -44,23 +44,6 @@ struct RangeCheck {
   }
 };
 
-/// A digest of who owns what.
-std::uint64_t digest_of(const Sharding& sharding) {
-  Digest digest;
-  for (const Shard& shard : sharding.shards) {
-    for (const auto* chunks : {&shard.q, &shard.kv}) {
-      digest.add(static_cast<std::int64_t>(chunks->size()));
-      for (const OwnedChunk& chunk : *chunks) {
-        digest.add(chunk.document);
-        digest.add(chunk.chunk);
-        digest.add(chunk.num_tokens);
-        digest.add(chunk.row_begin);
-      }
-    }
-  }
-  return digest.value();
-}
-
 std::uint64_t digest_of(const std::vector<Document>& documents) {
   Digest digest;
   for (const Document& document : documents) {

@@ -33,12 +33,12 @@ class RingAttention {
   /// Collective. Attention of this rank's query rows over all keys of their documents, by the plan.
   ///
   /// Shapes   see ForwardTensors. Dtypes as in Plan::problem(). Strides any; last dimension
-  /// contiguous. Errors   InvalidArgument on every rank, before any tensor moves, when a rank's
-  /// tensors do not fit
-  ///          its plan; CommError when a peer fails or is late.
+  ///          contiguous; out and lse share no element with the inputs or each other.
+  /// Errors   InvalidArgument on every rank, before any tensor moves, when a rank's tensors do not
+  ///          fit its plan; CommError when a peer fails or is late.
   /// Cost     2 * Shard::visible_pairs * Hq * (D + Dv) flop; Plan::bytes_on_wire() bytes sent.
   /// Source   Ring Attention (Liu, Zaharia, Abbeel 2023); numerics: kernels/lse.h,
-  /// reduction_tree.h.
+  /// src/base/reduction_tree.h.
   void forward(const ForwardTensors& tensors);
 
   const RingStats& stats() const { return exchange_.stats(); }

@@ -88,6 +88,7 @@ RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Commu
 // shard of a step leaves straight for its owner when the step is computed, and travels while the
 // next one is; the kernels poll both exchanges.
 void RingGradient::backward(const BackwardTensors& tensors) {
+  pieces_.rethrow();  // then the ring may have been left in the middle of a hop
   refuse_together(tensors);
   ring_.reset();
   pack_own(tensors);

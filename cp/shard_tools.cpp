@@ -114,10 +114,11 @@ void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide sid
                                global.data == nullptr ? ", null" : "", "; expected ", needed);
   }
   refuse_all_gather_rows(comm, problem, deadline);
-  // What they agree on besides the sharding, which their plans agree on.
+  // Everybody cuts everybody's rows out of what arrives: by one sharding.
   agree(comm,
         detail::concat("side=", side == ShardSide::q ? "q" : "kv", "\ndtype=", name_of(local.dtype),
-                       "\ndimension 1=", local.shape[1], "\ndimension 2=", local.shape[2], '\n'),
+                       "\ndimension 1=", local.shape[1], "\ndimension 2=", local.shape[2],
+                       "\nsharding_digest=", digest_of(sharding), '\n'),
         deadline);
 
   const std::array<std::int64_t, 3> shape = local.shape;
@@ -194,6 +195,7 @@ namespace {
 /// Number of the first leaf of every document, and the number of all leaves at the end.
 std::vector<std::int64_t> first_leaves(const SequenceBatch& batch, const CpConfig& config,
                                        int world_size) {
+  check_divisible(batch, config, world_size);
   std::vector<std::int64_t> first{0};
   for (const Document& document : batch.documents)
     first.push_back(first.back() + chunk_grid(document.q_tokens, config, world_size).num_chunks());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cp/zigzag.h"
+#include "src/base/digest.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
 
@@ -247,6 +248,22 @@ Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int w
     }
   }
   return sharding;
+}
+
+std::uint64_t digest_of(const Sharding& sharding) {
+  Digest digest;
+  for (const Shard& shard : sharding.shards) {
+    for (const auto* chunks : {&shard.q, &shard.kv}) {
+      digest.add(static_cast<std::int64_t>(chunks->size()));
+      for (const OwnedChunk& chunk : *chunks) {
+        digest.add(chunk.document);
+        digest.add(chunk.chunk);
+        digest.add(chunk.num_tokens);
+        digest.add(chunk.row_begin);
+      }
+    }
+  }
+  return digest.value();
 }
 
 std::vector<std::int64_t> global_rows(const std::vector<OwnedChunk>& chunks) {

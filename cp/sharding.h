@@ -73,6 +73,9 @@ void check_divisible(const SequenceBatch& batch, const CpConfig& config, int wor
 /// Pure and the same on every rank. Cost O(documents * P + chunks). Errors as check_divisible().
 Sharding make_sharding(const SequenceBatch& batch, const CpConfig& config, int world_size);
 
+/// A number that differs, but for chance, when any rank owns anything else.
+std::uint64_t digest_of(const Sharding& sharding);
+
 /// Global row of every local row of a shard's q (or kv), in order.
 std::vector<std::int64_t> global_rows(const std::vector<OwnedChunk>& chunks);
 

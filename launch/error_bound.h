@@ -27,7 +27,8 @@
 // is
 //    below 13 u for D <= 256 and |lse| >= L: kPathBound, 16.8 u, covers it. Where |lse| < 1 the
 //    error is measured against 1, because an absolute error of lse is a relative error of the sum
-//    of exponentials.
+//    of exponentials. Where |lse| < L (many keys of very negative logits) the bound is stricter
+//    than this derivation, never laxer.
 // 4. bf16 weights. Kernels with a bf16 dot product round each weight to 8 significant bits, a
 //    relative error of at most 2^-8 (root mean square 2^-9.3), and sum the rounded weights. What
 //    all weights of a row have in common cancels in out = sum(p v) / sum(p); the rest is

@@ -201,7 +201,7 @@ void Judge::judge_bits(const Tensor& tensor, const RowMap& map) const {
   if (tensor.lane.bits_must_match) {
     fail(tensor.lane, text);
   } else {
-    tensor.lane.notes.push_back(text + "; the arrival schedule promises no bits");
+    tensor.lane.notes.push_back(text + "; this schedule and sharding promise none");
   }
 }
 
@@ -223,7 +223,7 @@ Arithmetic Judge::arithmetic_of(const LaneSpec& spec, const LaneResult& result) 
           .run_rows = run(longest_q) * info.shape.group_size(),
           // The name of the arithmetic says whether weights go through a bf16 dot product.
           .rounds_weights = result.numerics.starts_with("bf16-dot"),
-          .out_dtype = result.find(ResultRole::out)->dtype};
+          .out_dtype = problem_of(config_, spec.lane, info).out_dtype};
 }
 
 void Judge::judge_error(const Tensor& tensor, const RowMap& map) {

@@ -68,7 +68,8 @@ struct ReferenceRequest {
   LaneConfig lane;
   const RowMaps& maps;
   /// Where exact lse and delta of all rows are too dear, dk and dv of a key take them from this
-  /// result (whose own rows are judged like any other); nothing: such dk and dv are left out.
+  /// result: of its rows too, only the sampled ones are held against exact arithmetic, and only
+  /// where the forward is compared; nothing: such dk and dv are left out.
   const LaneResult* single_rank = nullptr;
   double num_references = 1.0;  ///< that share the budget
   int threads = 1;

@@ -123,9 +123,8 @@ std::string notes_text(const ParityReport& report) {
   });
   if (count == 0) return "";
   return fmt::format(
-      "note: {} lane{} of the arrival schedule differ{} in bits from one rank; that schedule "
-      "promises none\n",
-      count, count == 1 ? "" : "s", count == 1 ? "s" : "");
+      "note: {} lane{} whose schedule or sharding promises no bits differ{} from one rank\n", count,
+      count == 1 ? "" : "s", count == 1 ? "s" : "");
 }
 
 /// Why lanes did not pass: all reasons of the first ones, then how many more there are. Lanes that

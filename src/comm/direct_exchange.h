@@ -44,6 +44,8 @@ class DirectExchange {
   /// for a span longer than the longest; InternalError for a post() before the last one's wait().
   void post(const DirectHop& hop);
   bool is_active() const { return transfer_.is_active(); }
+  /// Throws again what an earlier hop failed with.
+  void rethrow() const { transfer_.rethrow(); }
   /// As RingExchange's.
   void poll() noexcept { transfer_.poll(); }
   void wait() { transfer_.wait(); }

@@ -59,6 +59,26 @@ TEST(RingBackwardRefusal, RightTensorsAreTaken) {
     EXPECT_EQ(text, "") << "no dlse";
 }
 
+// The stride of a dimension of one element is never used, and may be anything.
+TEST(RingBackwardRefusal, AHeadOfOneChannelMayHaveAnyLastStride) {
+  const AttentionCase problem = make_random_case(make_shape(2, 1, 1, 1), batch_of_one(20, 20),
+                                                 test_config(MaskKind::causal, 4), DType::f32, 3);
+  const Upstream upstream = random_upstream(problem, 1);
+  LoopbackWorld(2).run([&](Communicator& comm) {
+    const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(), 2);
+    const GradientPlan gradient(plan);
+    RankGradients tensors(problem, upstream, plan.shard(), DType::f32);
+    ForwardTensors forward = tensors.forward.views();
+    forward.q.strides[2] = forward.k.strides[2] = forward.out.strides[2] = 7;
+    RingAttention(plan, comm).forward(forward);
+    BackwardTensors backward = tensors.views();
+    backward.q.strides[2] = backward.dout.strides[2] = backward.dq.strides[2] = 7;
+    backward.dk.strides[2] = backward.dv.strides[2] = 7;
+    RingGradient(plan, gradient, comm).backward(backward);
+    EXPECT_FALSE(std::isnan(tensors.dq.at(0, 0, 0)));
+  });
+}
+
 TEST(RingBackwardRefusal, TensorsThatDoNotFit) {
   expect_named("q:", [](BackwardTensors& t) { t.q.shape[0] -= 1; });
   expect_named("k:", [](BackwardTensors& t) { t.k.dtype = DType::f16; });
@@ -213,6 +233,7 @@ TEST(RingBackwardRefusal, APeerThatNeverAnswersEndsAtTheDeadline) {
       } catch (const CommError& error) {
         if (comm.rank() == 1) {
           text = error.what();
+          EXPECT_THROW(backward.backward(tensors.views()), CommError) << "not a second time";
           throw;
         }
         // Rank 0 may wait in vain too, for what rank 1 never comes to send.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -274,6 +275,36 @@ TEST(ShardTools, LeavesCoverEveryRowOnceAndHaveTheSameRowsForEveryCpSize) {
         const auto [place, is_first] = first_seen.emplace(name, rows_of_leaf);
         EXPECT_EQ(place->second, rows_of_leaf) << name << ", CP" << world_size;
       }
+}
+
+TEST(ShardTools, LeavesOfDocumentsThatPartsDoNotDivideAreRefused) {
+  CpConfig config;
+  config.sharding = ShardingKind::dual_chunk;
+  for (const std::int64_t tokens : {3, 10})
+    EXPECT_THROW(num_leaves(batch_of_one(tokens, tokens), config, 2), InvalidArgument);
+}
+
+TEST(ShardTools, AGatherByDifferentShardingsIsRefusedOnEveryRank) {
+  const SequenceBatch batch = batch_of_one(64, 64);
+  int num_refused = 0;
+  std::mutex mutex;
+  LoopbackWorld(2).run([&](Communicator& comm) {
+    CpConfig config;
+    config.chunk_tokens = comm.rank() == 0 ? 8 : 32;
+    const Sharding sharding = make_sharding(batch, config, 2);
+    const auto& mine = sharding.shards[static_cast<std::size_t>(comm.rank())];
+    const HostTensor local(DType::f32, {mine.q_rows, 1, 2});
+    HostTensor global(DType::f32, {64, 1, 2});
+    try {
+      all_gather_rows(comm, sharding, ShardSide::q, local.view(), global.view(),
+                      deadline_after(Seconds(30)));
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("sharding_digest differs"), std::string::npos);
+      const std::lock_guard lock(mutex);
+      ++num_refused;
+    }
+  });
+  EXPECT_EQ(num_refused, 2);
 }
 
 // Parts of 10 and 20 tokens at every size here: chunks of 5 never cross their borders.

@@ -51,7 +51,9 @@ class TrainerTest(unittest.TestCase):
         done = run(2, "--phases", "3:1")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("CP size 3, there are only 2 ranks", done.stderr)
-        self.assertIn("expected CP:STEPS", run(1, "--phases", "3").stderr)
+        done = run(1, "--phases", "3")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("expected CP:STEPS", done.stderr)
 
 
 if __name__ == "__main__":

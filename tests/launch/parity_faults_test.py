@@ -64,6 +64,7 @@ class FaultTest(ReportCase):
                     passed = {tensor["name"] for tensor in lane["tensors"] if tensor["pass"]}
                     compared = {tensor["name"] for tensor in lane["tensors"]}
                     self.assertEqual(passed, passing & compared)
+                    self.assertTrue(compared - passed, "no tensor saw the fault")
 
     def test_a_border_between_documents_is_seen_by_its_numbers(self):
         result = self.parity("--cp=2", "--cu-seqlens=0,100,200", "--chunk-tokens=32", "--heads=2",
