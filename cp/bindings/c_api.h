@@ -22,8 +22,10 @@
  *              What was made from a handle outlives it: a plan keeps its group.
  * Threads      One thread at a time for everything made from one group. Different groups are
  *              independent (with MPI: if it was initialised for several threads).
- * Structs      Begin with their size, so that a library may know more fields than its caller:
- *              start from cpattn_problem_init() and its like, then set fields by name.
+ * Structs      Begin with their size: start from cpattn_problem_init() and its like, then set
+ *              fields by name. Fields are added at the end only. A library that knows more of them
+ *              than its caller takes what cpattn_problem_init() would set; one that knows fewer
+ *              refuses (CPATTN_UNSUPPORTED) a struct in which what it does not know is not zero.
  */
 #pragma once
 
@@ -258,8 +260,10 @@ typedef enum cpattn_side { CPATTN_Q = 0, CPATTN_KV = 1 } cpattn_side;
 /* Rows of this rank's q, or of its k and v. */
 cpattn_status cpattn_plan_num_rows(cpattn_plan* plan, cpattn_side side, int64_t* num_rows);
 
-/* Of each local row: its row in the global tensor; its position in its document (for RoPE). Both
- * have room for `capacity` numbers, at least cpattn_plan_num_rows(). */
+/* Of each local row: its row in the global tensor; its position in its document, from 0 (for RoPE;
+ * where a document has more keys than queries, a query's last key under a causal mask is at that
+ * position + kv_tokens - q_tokens). Both have room for `capacity` numbers, at least
+ * cpattn_plan_num_rows(). */
 cpattn_status cpattn_plan_global_rows(cpattn_plan* plan, cpattn_side side, int64_t* rows,
                                       size_t capacity);
 cpattn_status cpattn_plan_positions(cpattn_plan* plan, cpattn_side side, int64_t* positions,

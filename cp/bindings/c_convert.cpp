@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -70,8 +71,11 @@ std::vector<std::int64_t> numbers_of(const std::int64_t* numbers, std::int64_t c
 }
 
 SequenceBatch batch_of(const cpattn_problem& problem) {
-  require(problem.num_documents >= 0, "num_documents ", problem.num_documents,
-          ": expected at least 0");
+  // As many as there can be in memory; so one more is a number, too.
+  constexpr auto kMaxDocuments =
+      std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(sizeof(Document));
+  require(problem.num_documents >= 0 && problem.num_documents <= kMaxDocuments, "num_documents ",
+          problem.num_documents, ": expected 0 to ", kMaxDocuments);
   require(problem.documents == nullptr || problem.cu_seqlens_q == nullptr,
           "documents and cu_seqlens_q are both set: expected one");
   require(problem.cu_seqlens_kv == nullptr || problem.cu_seqlens_q != nullptr,

@@ -2,6 +2,8 @@
 // convert; ranges are judged by the plan.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <span>
 #include <string_view>
@@ -26,22 +28,52 @@ ForwardTensors tensors_of(const cpattn_forward_tensors* tensors);
 BackwardTensors tensors_of(const cpattn_backward_tensors* tensors);
 AnyTensor tensor_of(const cpattn_tensor* tensor, std::string_view name);
 
-/// A struct that begins with its size, as this library knows it. The caller's may be longer if what
-/// we do not know of it is all zeros.
+/// Of a struct that begins with its size: how much of it the library's first version had, which
+/// stays when fields are added behind; and what the fields are that a caller's version lacks.
+template <class Struct>
+struct StructVersions;
+template <>
+struct StructVersions<cpattn_group_options> {
+  static constexpr std::size_t kFirstSize =
+      offsetof(cpattn_group_options, max_message_bytes) + sizeof(std::int64_t);
+  static cpattn_group_options defaults() { return cpattn_group_options_init(); }
+};
+template <>
+struct StructVersions<cpattn_problem> {
+  static constexpr std::size_t kFirstSize =
+      offsetof(cpattn_problem, cu_seqlens_kv) + sizeof(const std::int64_t*);
+  static cpattn_problem defaults() { return cpattn_problem_init(); }
+};
+template <>
+struct StructVersions<cpattn_forward_tensors> {
+  static constexpr std::size_t kFirstSize =
+      offsetof(cpattn_forward_tensors, lse) + sizeof(cpattn_matrix);
+  static cpattn_forward_tensors defaults() { return cpattn_forward_tensors_init(); }
+};
+template <>
+struct StructVersions<cpattn_backward_tensors> {
+  static constexpr std::size_t kFirstSize =
+      offsetof(cpattn_backward_tensors, dv) + sizeof(cpattn_tensor);
+  static cpattn_backward_tensors defaults() { return cpattn_backward_tensors_init(); }
+};
+
+/// A struct that begins with its size, as this library knows it. An older caller's is shorter: what
+/// it lacks has its default. A newer caller's is longer: what we do not know of it is all zeros.
 template <class Struct>
 Struct read_struct(const Struct* given, std::string_view name) {
   require(given != nullptr, name, ": NULL");
   std::size_t size = 0;
   std::memcpy(&size, given, sizeof size);
-  require(size >= sizeof(Struct), name, ".struct_size is ", size, ", expected at least ",
-          sizeof(Struct), ": start from cpattn_", name, "_init()");
+  require(size >= StructVersions<Struct>::kFirstSize, name, ".struct_size is ", size,
+          ", expected at least ", StructVersions<Struct>::kFirstSize, ": start from cpattn_", name,
+          "_init()");
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(Struct); i < size; ++i) {
     require<Unsupported>(bytes[i] == 0, name, " has fields set, from byte ", i,
                          ", that this version of the library does not know");
   }
-  Struct known;
-  std::memcpy(&known, given, sizeof known);
+  Struct known = StructVersions<Struct>::defaults();
+  std::memcpy(&known, bytes, std::min(size, sizeof known));
   return known;
 }
 

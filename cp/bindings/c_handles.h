@@ -6,6 +6,7 @@
 // an object of the caller's: C has neither owners nor exceptions to hold them.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -81,12 +82,13 @@ cpattn_status guarded(const Body& body) noexcept {
   }
 }
 
-/// Makes what a collective call needs, or refuses the call on all ranks when it cannot be made.
+/// Makes what a collective call needs, or refuses the call on all ranks when it cannot be made, be
+/// it for want of memory: a rank that threw alone would leave the others waiting.
 template <class Make, class Refuse>
 auto made_or_refused(const Make& make, const Refuse& refuse) {
   try {
     return make();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     refuse(error.what());
     throw;  // not reached: refusing throws
   }

@@ -87,7 +87,7 @@ bool is_mpi_running() {
 
 void bind_mpi(py::module_& module) {
   module.attr("has_mpi") = true;
-  py::class_<MpiSession>(module, "MpiSession", "MPI_Init_thread now, MPI_Finalize in finish().")
+  py::class_<MpiSession>(module, "MpiSession", "MPI_Init_thread now, MPI_Finalize when it goes.")
       .def(py::init([] { return new MpiSession(nullptr, nullptr); }))
       .def("give_up", &MpiSession::give_up, "Leave without the finalize that waits for all ranks.");
   module.def("group_at", &group_at, py::arg("address"));

@@ -49,7 +49,9 @@ CpConfig config_from(const py::dict& options) {
   py::dict left = options.attr("copy")();
   for_each_cp_field(config, [&](const FieldInfo& field, auto& target) {
     const py::str name{std::string(field.name)};
-    names += (names.empty() ? "" : " | ") + std::string(field.name);
+    // Callers say causal=True or False, from which Python's half makes the mask.
+    const std::string_view shown_name = field.name == "mask" ? "causal" : field.name;
+    names += (names.empty() ? "" : " | ") + std::string(shown_name);
     if (!left.contains(name)) return;
     assign(field, left.attr("pop")(name), target);
   });

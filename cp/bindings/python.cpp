@@ -1,6 +1,9 @@
 // The extension module cpattn._cpattn: what Python's half of the package is built on.
 #include <pybind11/pybind11.h>
 
+#include <exception>
+#include <new>
+
 #include "cp/bindings/attention.h"
 #include "cp/bindings/group.h"
 #include "cp/bindings/reference.h"
@@ -47,6 +50,14 @@ void translate(std::exception_ptr failure) {
     exception_types().has_comm_failed = true;
     PyErr_SetString(exception_types().comm, error.what());
   } catch (const InternalError& error) {
+    PyErr_SetString(exception_types().internal, error.what());
+  } catch (const py::error_already_set&) {  // Python's own; from here on pybind11 knows better
+    throw;
+  } catch (const py::builtin_exception&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
     PyErr_SetString(exception_types().internal, error.what());
   }
 }

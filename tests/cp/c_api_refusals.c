@@ -103,6 +103,10 @@ static void test_problems(void) {
   problem.cu_seqlens_q = falling;
   CHECK_REFUSED(cpattn_plan_create(attention, &problem, &plan), CPATTN_INVALID_ARGUMENT,
                 "cu_seqlens_q[2]");
+  problem.num_documents = INT64_MAX;
+  CHECK_REFUSED(cpattn_plan_create(attention, &problem, &plan), CPATTN_INVALID_ARGUMENT,
+                "num_documents 9223372036854775807: expected 0 to ");
+  problem.num_documents = 2;
   const cpattn_document overlapping[] = {{0, 10, 0, 10}, {5, 10, 5, 10}};
   problem.documents = overlapping;
   CHECK_REFUSED(cpattn_plan_create(attention, &problem, &plan), CPATTN_INVALID_ARGUMENT,
@@ -110,6 +114,12 @@ static void test_problems(void) {
   problem.cu_seqlens_q = NULL;
   CHECK(cpattn_plan_create(attention, &problem, &plan) == CPATTN_INVALID_ARGUMENT);
   CHECK(plan == NULL);
+
+  /* The first version's fields are all there is. */
+  problem = usual_problem();
+  problem.struct_size = offsetof(cpattn_problem, cu_seqlens_kv);
+  CHECK_REFUSED(cpattn_plan_create(attention, &problem, &plan), CPATTN_INVALID_ARGUMENT,
+                "expected at least");
 
   /* A caller of a later version: what this one does not know must not be set. */
   struct {

@@ -167,9 +167,11 @@ def checked_call(
     isa = config.pop("isa", None)
     options = Attention(group, causal=causal, isa=isa, **config).options
     seconds(options["timeout"])  # all wait that long before anything is planned
-    return Call(
+    call = Call(
         problem, cu_seqlens is not None, q.shape[0], k.shape[0], tuple(options.items()), isa
     )
+    local_problem(call)  # lengths that cannot be stated are this rank's complaint, not its end
+    return call
 
 
 def _exchange(
@@ -201,8 +203,8 @@ def with_lengths(call: Call, rows: List[Tuple[int, int]]) -> ProblemArguments:
     )
 
 
-def reference_problem(call: Call) -> _cpattn.Problem:
-    """What the reference computes, on one rank."""
+def local_problem(call: Call) -> _cpattn.Problem:
+    """The problem if this rank's rows were all there are: what the reference computes."""
     return _cpattn.Problem(*with_lengths(call, [(call.q_rows, call.kv_rows)]))
 
 

@@ -22,23 +22,23 @@ from cpattn.groups import GroupLike, complaint_of, group_of
 
 def integers(name: str, value: Any) -> Tuple[int, ...]:
     """A tuple of int from a sequence, an array or a tensor; nothing else is rounded to one."""
-    if isinstance(value, numpy.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+    if isinstance(value, numpy.ndarray) and value.ndim == 1 and value.dtype.kind == "i":
         return tuple(value.tolist())
     items = value.tolist() if hasattr(value, "tolist") else value
     if "float" in str(getattr(value, "dtype", "")):
         raise InvalidArgumentError(f"{name}: {items} of {value.dtype}, expected integers")
     if not isinstance(items, (list, tuple)):
         raise InvalidArgumentError(f"{name}: {value!r}, expected a sequence of integers")
-    for i, item in enumerate(items):
-        if isinstance(item, bool) or not isinstance(item, (int, numpy.integer)):
-            raise InvalidArgumentError(f"{name}[{i}]: {item!r}, expected an integer")
-    return tuple(int(item) for item in items)
+    return tuple(_integer(f"{name}[{i}]", item) for i, item in enumerate(items))
 
 
-def _count(name: str, value: Any) -> int:
+def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
         raise InvalidArgumentError(f"{name}: {value!r}, expected an integer")
-    return int(value)
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise InvalidArgumentError(f"{name}: {number}, expected a 64-bit integer")
+    return number
 
 
 def default_threads(group: _cpattn.Group) -> int:
@@ -81,18 +81,18 @@ def problem_arguments(
     if (seq_len is None) == (cu_seqlens is None):
         raise InvalidArgumentError("seq_len, cu_seqlens: expected one of them")
     cu_q = (
-        integers("cu_seqlens", cu_seqlens) if seq_len is None else (0, _count("seq_len", seq_len))
+        integers("cu_seqlens", cu_seqlens) if seq_len is None else (0, _integer("seq_len", seq_len))
     )
-    head_dim = _count("head_dim", head_dim)
+    head_dim = _integer("head_dim", head_dim)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(head_dim, 1))
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
         raise InvalidArgumentError(f"softmax_scale: {softmax_scale!r}, expected a number")
     return ProblemArguments(
-        num_heads=_count("num_heads", num_heads),
-        num_kv_heads=_count("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads),
+        num_heads=_integer("num_heads", num_heads),
+        num_kv_heads=_integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads),
         head_dim=head_dim,
-        value_dim=_count("value_dim", head_dim if value_dim is None else value_dim),
+        value_dim=_integer("value_dim", head_dim if value_dim is None else value_dim),
         softmax_scale=float(softmax_scale),
         cu_seqlens_q=cu_q,
         cu_seqlens_kv=cu_q if cu_seqlens_kv is None else integers("cu_seqlens_kv", cu_seqlens_kv),
@@ -239,7 +239,7 @@ class Attention:
         options: the knobs of docs/configuration.md by their YAML names: sharding, schedule,
             chunk_tokens, threads (default: this host's cores divided among its ranks), timeout,
             verify_checksum, shuffle_arrival. (max_message_bytes is the group's: where messages are
-            cut, `plan` refuses another value than the default.)
+            cut, `plan` refuses another value than the default. `mask` is refused: it is `causal`.)
         isa: "generic", "avx2", ...; None: the best this machine has.
     Raises:
         InvalidArgumentError: an unknown option or a value of the wrong type.
@@ -250,6 +250,8 @@ class Attention:
     ):
         if not isinstance(causal, bool):
             raise InvalidArgumentError(f"causal: {causal!r}, expected True or False")
+        if "mask" in options:
+            raise InvalidArgumentError(f"mask: {options['mask']!r}, expected causal=True or False")
         self.group = group_of(group)
         options["mask"] = "causal" if causal else "full"
         if not options.get("threads"):

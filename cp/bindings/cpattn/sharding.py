@@ -74,7 +74,11 @@ class Sharding:
         return self._core.index(self._rank(rank), of_keys)
 
     def positions(self, *, of_keys: bool = False, rank: Optional[int] = None) -> numpy.ndarray:
-        """int64 [local rows]: each row's position in its document, from 0: what RoPE rotates by."""
+        """int64 [local rows]: each row's position in its document, from 0: what RoPE rotates by.
+
+        Where a document has more keys than queries (a prompt in pieces, a cache), a query's last
+        key under a causal mask is at that position + keys - queries: what to rotate queries by.
+        """
         return self._core.positions(self._rank(rank), of_keys)
 
     def local_cu_seqlens(
@@ -215,12 +219,12 @@ class OrderedSum:
             InvalidArgumentError: on every rank: what was wrong with a leaf or with `out` on any;
                 sizes that differ; a leaf brought twice.
         """
-        if out is None:
-            out = numpy.empty(self._size, self._dtype)
         wait = 60.0
         try:
             wait = seconds(timeout)
-        except InvalidArgumentError as error:
+            if out is None:
+                out = numpy.empty(self._size, self._dtype)
+        except Exception as error:
             self._refuse(error)
         self._core.all_reduce(out, wait)
         return out

@@ -17,7 +17,7 @@ import torch
 
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError, UnsupportedError
-from cpattn._torch_call import agreed_plan, check_tensors, checked_call, reference_problem
+from cpattn._torch_call import agreed_plan, check_tensors, checked_call, local_problem
 from cpattn.groups import GroupLike, complaint_of, group_of
 
 __all__ = ["ContextParallelAttention", "context_parallel_attention"]
@@ -68,7 +68,7 @@ class _DoubleAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v):
         options = dict(call.options)
-        ctx.problem, ctx.causal = reference_problem(call), options["mask"] == "causal"
+        ctx.problem, ctx.causal = local_problem(call), options["mask"] == "causal"
         ctx.threads = options["threads"]
         ctx.save_for_backward(q, k, v)
         results = _cpattn.reference_forward(
@@ -104,6 +104,12 @@ def _from_thd(tensor: torch.Tensor, qkv_format: str, batch: int) -> torch.Tensor
     return tensor.transpose(0, 1) if qkv_format == "bshd" else tensor
 
 
+def _one_group(group: GroupLike, cp_group: GroupLike) -> GroupLike:
+    if group is not None and cp_group is not None and group is not cp_group:
+        raise InvalidArgumentError("group, cp_group: two names of one argument, expected one")
+    return cp_group if group is None else group
+
+
 def context_parallel_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -128,17 +134,18 @@ def context_parallel_attention(
 
     Args:
         q: [tokens, heads, channels], this rank's query rows in the order of the sharding
-            (`cpattn.shard`); float32, float16 or bfloat16 on the CPU; any strides, but the last
-            dimension contiguous. float64 on one rank runs through the reference, slowly: that is
-            for torch.autograd.gradcheck.
+            (`cpattn.Sharding.shard`); float32, float16 or bfloat16 on the CPU; any strides, but the
+            last dimension contiguous. float64 on one rank runs through the reference, slowly: that
+            is for torch.autograd.gradcheck.
         k, v: [tokens, kv_heads, channels] likewise; query head h reads kv head
             h // (heads // kv_heads). v may have another number of channels.
         cu_seqlens: *global* cumulative lengths of the packed documents, [documents + 1] integers
             from 0. None: one document, all rows of all ranks.
         cu_seqlens_kv: those of the keys where they differ.
-        causal: a query sees keys up to its own place, bottom-right aligned.
+        causal: a query sees keys up to its own place, bottom-right aligned. (Not `mask`: that is
+            refused.)
         softmax_scale: None: 1 / sqrt(channels).
-        sharding: "zigzag" or "contiguous": which rank owns which rows.
+        sharding: "zigzag", "contiguous" or "dual_chunk": which rank owns which rows.
         group: None: all ranks of mpirun, or this process alone; `cpattn.world()`,
             `cpattn.self_group()`, or an mpi4py communicator. Used for this call and its backward,
             remembered for no other. `cp_group` is the same.
@@ -157,11 +164,11 @@ def context_parallel_attention(
             arguments are wrong or the ranks' arguments differ.
         CommError: a peer failed or is late; the group cannot be used again.
     """
-    if group is not None and cp_group is not None and group is not cp_group:
-        raise InvalidArgumentError("group, cp_group: two names of one argument, expected one")
+    # Chosen before anything is refused: a rank that gives two groups says so in the first.
     ranks = group_of(cp_group if group is None else group)
     complaint, call = "", None
     try:
+        _one_group(group, cp_group)
         check_tensors(q, k, v, qkv_format)
         rows = [_to_thd(tensor, qkv_format) for tensor in (q, k, v)]
         if qkv_format != "thd" and cu_seqlens is not None:
@@ -198,6 +205,8 @@ class ContextParallelAttention(torch.nn.Module):
 
     Args: those of the function but for the tensors and lengths. A group given here is used by the
         calls that name none; one given to a call is used by that call alone.
+    Raises:
+        InvalidArgumentError: two different groups. Everything else is refused by the calls.
     """
 
     def __init__(
@@ -207,6 +216,7 @@ class ContextParallelAttention(torch.nn.Module):
         softmax_scale: Optional[float] = None,
         sharding: str = "zigzag",
         group: GroupLike = None,
+        cp_group: GroupLike = None,
         qkv_format: str = "thd",
         **config: Any,
     ):
@@ -218,7 +228,7 @@ class ContextParallelAttention(torch.nn.Module):
             "qkv_format": qkv_format,
             **config,
         }
-        self.group = group
+        self.group = _one_group(group, cp_group)
 
     def forward(
         self,

@@ -114,6 +114,18 @@ def refusals():
         "rank 1: option 'window'": lambda: attend(
             q, k, v, **lengths, **(dict(window=1) if is_odd_one else {})
         ),
+        "rank 1: mask: 'full', expected causal=True or False": lambda: attend(
+            q, k, v, **lengths, **(dict(mask="full") if is_odd_one else {})
+        ),
+        "rank 1: cu_seqlens[70]: 9223372036854775808, expected a 64-bit": lambda: attend(
+            q, k, v, cu_seqlens=[0] * 70 + [2**63 if is_odd_one else 300]
+        ),
+        "rank 1: cu_seqlens_q[2] is 300, expected at least cu_seqlens_q[1] = 301": lambda: attend(
+            q, k, v, cu_seqlens=(0, 301, 300) if is_odd_one else (0, 300, 300)
+        ),
+        "rank 1: group, cp_group: two names": lambda: attend(
+            q, k, v, **lengths, **(dict(cp_group=cpattn.self_group()) if is_odd_one else {})
+        ),
         "rank 1: q: f32": lambda: attend(q[1:] if is_odd_one else q, k, v, **lengths),
         "rank 1: seq_len": lambda: attention.plan(seq_len=0.5 if is_odd_one else 7, **shape),
         "document 0 differs": lambda: attention.plan(seq_len=8 if is_odd_one else 7, **shape),
@@ -181,9 +193,14 @@ def sums(group, is_odd_one):
     def spoiled_leaf(**arguments):
         return leaf_by_leaf(**(arguments if is_odd_one else {}))
 
+    def too_long():
+        """4 PiB, more than there are addresses."""
+        return cpattn.OrderedSum(leaves, 2**50 if is_odd_one else 2, group=group).all_reduce()
+
     frozen = numpy.ones(2, "float32")
     frozen.flags.writeable = False
     return {
+        "MemoryError: Unable to allocate": too_long,
         "rank 1: dtype: int32, expected float32": spoiled(partials=row.astype("int32")),
         "rank 1: leaves: 2 numbers, expected 1": spoiled(numbers=(0, 1)),
         "rank 1: x: a NoneType": spoiled(partials=None),

@@ -196,6 +196,11 @@ class Refusals(unittest.TestCase):
             (r"cu_seqlens_q\[0\] is 1, expected 0", dict(cu_seqlens=[1, 5])),
             (r"cu_seqlens: 7, expected a sequence", dict(cu_seqlens=7)),
             (r"seq_len: True, expected an integer", dict(seq_len=True)),
+            (r"seq_len: 9223372036854775808, expected a 64-bit", dict(seq_len=2**63)),
+            (
+                r"cu_seqlens\[1\]: 18446744073709551615, expected a 64-bit integer",
+                dict(cu_seqlens=numpy.array([0, 2**64 - 1], "uint64")),
+            ),
             (r"seq_len, cu_seqlens: expected one", dict()),
             (r"dtype: int8", dict(seq_len=4, dtype="int8")),
             (r"dtype: dtype float64", dict(seq_len=4, dtype="float64")),
@@ -208,11 +213,12 @@ class Refusals(unittest.TestCase):
 
     def test_options(self):
         for pattern, options in (
-            (r"option 'chunk_token': unknown, expected mask", dict(chunk_token=3)),
+            (r"option 'chunk_token': unknown, expected causal \| sharding", dict(chunk_token=3)),
             (r"chunk_tokens: 3.5, expected an integer", dict(chunk_tokens=3.5)),
             (r"sharding: 'x', expected contiguous", dict(sharding="x")),
             (r"verify_checksum: 1, expected True or False", dict(verify_checksum=1)),
             (r"causal: 'yes', expected True or False", dict(causal="yes")),
+            (r"mask: 'full', expected causal=True or False", dict(mask="full")),
             (r"isa: x, expected generic", dict(isa="x")),
             (r"group: a str, expected cpattn.world", dict(group="world")),
         ):

@@ -288,6 +288,15 @@ class Module(unittest.TestCase):
         self.assertTrue(torch.equal(out, again[0]) and torch.equal(lse, again[1]))
         self.assertIsNone(module.group)  # a call's group is that call's
 
+    def test_the_other_name_of_group(self):
+        one = cpattn.self_group()
+        q, k, v = (x.detach() for x in inputs(20))
+        module = ContextParallelAttention(cp_group=one, chunk_tokens=16)
+        self.assertIs(module.group, one)
+        self.assertTrue(torch.equal(module(q, k, v, group=one), attend(q, k, v)))
+        with self.assertRaisesRegex(ValueError, "two names of one argument"):
+            ContextParallelAttention(group=one, cp_group=3)
+
 
 if __name__ == "__main__":
     unittest.main()
