@@ -2,15 +2,15 @@
 
 #include <utility>
 
+#include "cp/ring_setup.h"
 #include "src/base/error.h"
 #include "src/base/json_text.h"
 
 namespace cpattn {
 namespace {
 
-/// Names of the checks that all ranks make together; RingAttention and RingGradient use the second.
+/// The check that all ranks make together when a problem is planned.
 constexpr std::string_view kPlanCheck = "plan check";
-constexpr std::string_view kTensorCheck = "tensor check";
 
 /// Every reason why this problem cannot run on this group.
 std::vector<std::string> refusals_of(const Problem& problem, const CpConfig& config,
@@ -88,8 +88,7 @@ RingGradient& PlannedAttention::gradient() {
 }
 
 void PlannedAttention::refuse_forward(std::string_view why) {
-  refuse_together(group(), why, deadline_after(Seconds(plan().config().timeout_seconds)),
-                  kTensorCheck);
+  refuse_tensors_together(plan(), group(), why.empty() ? "refused" : why);
 }
 
 void PlannedAttention::refuse_backward(std::string_view why) {
@@ -111,7 +110,8 @@ std::unique_ptr<PlannedAttention> ContextParallelAttention::plan(const Problem& 
 }
 
 void ContextParallelAttention::refuse_plan(std::string_view why) const {
-  refuse_together(*group_, why, deadline_after(Seconds(CpConfig().timeout_seconds)), kPlanCheck);
+  refuse_together(*group_, why.empty() ? "refused" : why,
+                  deadline_after(Seconds(CpConfig().timeout_seconds)), kPlanCheck);
 }
 
 Explanation ContextParallelAttention::explain(const Problem& problem) const {

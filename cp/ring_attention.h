@@ -44,7 +44,6 @@ class RingAttention {
   const RingStats& stats() const { return exchange_.stats(); }
 
  private:
-  void refuse_together(const ForwardTensors& tensors);
   void pack_own(const ForwardTensors& tensors);
   void run_step(const Step& step, const ForwardTensors& tensors);
 

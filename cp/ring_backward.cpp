@@ -89,7 +89,7 @@ RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Commu
 // next one is; the kernels poll both exchanges.
 void RingGradient::backward(const BackwardTensors& tensors) {
   pieces_.rethrow();  // then the ring may have been left in the middle of a hop
-  refuse_together(tensors);
+  refuse_tensors_together(plan_, comm_, problems_with(plan_, tensors));
   ring_.reset();
   pack_own(tensors);
   const std::size_t num_steps = gradient_.schedule().steps.size();
@@ -222,11 +222,6 @@ void RingGradient::pack_own(const BackwardTensors& tensors) {
                         .packed = queries_.data()});
   for (const std::int32_t q : gradient_.schedule().unseeing_q)
     set_zero(tensors.dq, plan_.shard().q[static_cast<std::size_t>(q)]);
-}
-
-void RingGradient::refuse_together(const BackwardTensors& tensors) {
-  cpattn::refuse_together(comm_, problems_with(plan_, tensors),
-                          deadline_after(Seconds(plan_.config().timeout_seconds)), "tensor check");
 }
 
 }  // namespace cpattn

@@ -42,7 +42,7 @@ RingAttention::RingAttention(const Plan& plan, Communicator& comm)
 // Our kv shard leaves for the next rank while we compute on it; the kernels poll the exchange
 // between tiles. What is computed, merged and finished in a step was decided by cp/schedule.
 void RingAttention::forward(const ForwardTensors& tensors) {
-  refuse_together(tensors);
+  refuse_tensors_together(plan_, comm_, problems_with(plan_, tensors));
   exchange_.reset();
   pack_own(tensors);
   for (const Step& step : plan_.schedule().steps) {
@@ -88,11 +88,6 @@ void RingAttention::pack_own(const ForwardTensors& tensors) {
                            .v = tensors.v,
                            .chunks = own_chunks_,
                            .packed = exchange_.own().data()});
-}
-
-void RingAttention::refuse_together(const ForwardTensors& tensors) {
-  cpattn::refuse_together(comm_, problems_with(plan_, tensors),
-                          deadline_after(Seconds(plan_.config().timeout_seconds)), "tensor check");
 }
 
 }  // namespace cpattn

@@ -57,7 +57,6 @@ class RingGradient {
   const TransferStats& piece_stats() const { return pieces_.stats(); }
 
  private:
-  void refuse_together(const BackwardTensors& tensors);
   void pack_own(const BackwardTensors& tensors);
   void run_tasks(std::size_t step, const BackwardTensors& tensors);
   void send_pieces(std::size_t step);

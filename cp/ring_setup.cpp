@@ -19,4 +19,9 @@ Communicator& agreed(const Plan& plan, std::string_view lines, Communicator& com
   return comm;
 }
 
+void refuse_tensors_together(const Plan& plan, Communicator& comm, std::string_view mine) {
+  refuse_together(comm, mine, deadline_after(Seconds(plan.config().timeout_seconds)),
+                  "tensor check");
+}
+
 }  // namespace cpattn

@@ -15,4 +15,8 @@ RingOptions ring_options(const Plan& plan);
 /// Collective; InvalidArgument on every rank otherwise.
 Communicator& agreed(const Plan& plan, std::string_view lines, Communicator& comm);
 
+/// What every forward() and backward() begins with: all ranks hear what any of them refuses of its
+/// tensors. Collective; InvalidArgument on every rank unless all texts are empty.
+void refuse_tensors_together(const Plan& plan, Communicator& comm, std::string_view mine);
+
 }  // namespace cpattn

@@ -88,8 +88,10 @@ void unshard_rows(const AnyConstTensor& local, const std::vector<OwnedChunk>& ch
   });
 }
 
+constexpr std::string_view kGatherCheck = "all_gather_rows check";
+
 void refuse_all_gather_rows(Communicator& comm, std::string_view why, Clock::time_point deadline) {
-  refuse_together(comm, why, deadline, "all_gather_rows check");
+  refuse_together(comm, why.empty() ? "refused" : why, deadline, kGatherCheck);
 }
 
 void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide side,
@@ -113,7 +115,7 @@ void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide sid
       problem = detail::concat("global: ", global.shape[0], " rows",
                                global.data == nullptr ? ", null" : "", "; expected ", needed);
   }
-  refuse_all_gather_rows(comm, problem, deadline);
+  refuse_together(comm, problem, deadline, kGatherCheck);
   // Everybody cuts everybody's rows out of what arrives: by one sharding.
   agree(comm,
         detail::concat("side=", side == ShardSide::q ? "q" : "kv", "\ndtype=", name_of(local.dtype),

@@ -223,12 +223,6 @@ std::string to_string(const BitDifference& difference) {
                      difference.expected_bits);
 }
 
-void accumulate(BitComparison& total, const BitComparison& other) {
-  total.compared += other.compared;
-  total.mismatches += other.mismatches;
-  if (!total.first) total.first = other.first;
-}
-
 bool ErrorSummary::passes() const {
   return compared > 0 && nan_candidate == 0 && nan_expected == 0 && nan_both == 0 &&
          infinity_mismatch == 0 && worst_ratio <= 1.0;

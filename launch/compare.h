@@ -49,9 +49,6 @@ BitComparison compare_bits(const AnyConstTensor& candidate, const AnyConstTensor
 /// "row 5 head 2 channel 0: 1.5 (0x3fc00000), expected 1.25 (0x3fa00000)"
 std::string to_string(const BitDifference& difference);
 
-/// Adds `other` (a comparison of a second tensor of the same result).
-void accumulate(BitComparison& total, const BitComparison& other);
-
 /// The exact values some rows should have, and how far a candidate may be from them.
 ///
 /// Error of a group (one head of one chunk) is the 2-norm of candidate - expected over its

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "kernels/block_gradient.h"
 #include "kernels/cpu/tile_kernels.h"

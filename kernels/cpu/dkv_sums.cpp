@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/gradient_kernels.h"
 #include "src/base/error.h"
+#include "src/base/integers.h"
 
 namespace cpattn::cpu {
 namespace {
@@ -108,7 +109,7 @@ void sum_dkv(const SumDkvArgs& args, const TileKernels& kernels) {
   const std::int64_t heads = args.problem.shape.num_kv_heads;
   std::int64_t longest = 0;
   for (const PackChunk& chunk : args.chunks) longest = std::max(longest, chunk.num_keys);
-  const std::int64_t num_jobs = (longest + kPieceKeys - 1) / kPieceKeys * heads;
+  const std::int64_t num_jobs = ceil_div(longest, kPieceKeys) * heads;
 #pragma omp parallel for num_threads(args.problem.num_threads) if (args.problem.num_threads > 1) \
     schedule(dynamic, 1)
   for (std::int64_t i = 0; i < num_jobs; ++i) {

@@ -59,7 +59,7 @@ MpiCommunicator::MpiCommunicator(MPI_Comm parent, const MpiOptions& options)
 }
 
 void MpiCommunicator::refuse(MPI_Comm parent, std::string_view why) {
-  MpiCommunicator(parent, Unchecked{}).set_limit_together({}, why);
+  MpiCommunicator(parent, Unchecked{}).set_limit_together({}, why.empty() ? "refused" : why);
   throw InternalError("internal error: a refused communicator was made");
 }
 
