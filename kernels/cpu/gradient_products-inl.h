@@ -18,9 +18,9 @@ CP_INLINE void in_pieces(std::int64_t begin, std::int64_t end, const Visit& visi
 
 #define CP_INLINE_LAMBDA __attribute__((always_inline))
 
-/// Sums over `count` steps, whole panels, of lanes[step][..] * panel[i][step] for `Rows` rows i of a
-/// panel that is read across: its row i holds the next kPanel steps. visit(i, j, sum) gets vector j
-/// of the sum of row i.
+/// Sums over `count` steps, whole panels, of lanes[step][..] * panel[i][step], for `Rows` rows i of
+/// a panel that is read across: its row i holds the next kPanel steps. visit(i, j, sum) gets vector
+/// j of the sum of row i.
 template <int NQ, int Rows, class Visit>
 CP_INLINE void sum_across_panels(const float* lanes, const float* panel, std::int64_t panel_stride,
                                  std::int64_t count, const Visit& visit) {
