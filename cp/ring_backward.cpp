@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "cp/ring_gradient.h"
 #include "cp/ring_setup.h"
 #include "cp/tensor_check.h"
@@ -48,14 +46,6 @@ std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
   for (std::size_t i = 0; i < own.size(); ++i)
     chunks.push_back({own[i].local_begin, own[i].num_tokens, offsets[i]});
   return chunks;
-}
-
-/// Zero has the same bits, none, in every type.
-void set_zero(const AnyTensor& tensor, const OwnedChunk& rows) {
-  const auto row_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
-  for (std::int64_t i = 0; i < rows.num_tokens; ++i)
-    for (std::int64_t head = 0; head < tensor.shape[1]; ++head)
-      std::fill_n(tensor.row(rows.local_begin + i, head), row_bytes, std::byte{0});
 }
 
 }  // namespace
@@ -220,8 +210,11 @@ void RingGradient::pack_own(const BackwardTensors& tensors) {
                         .dlse = tensors.dlse,
                         .chunks = own_q_,
                         .packed = queries_.data()});
-  for (const std::int32_t q : gradient_.schedule().unseeing_q)
-    set_zero(tensors.dq, plan_.shard().q[static_cast<std::size_t>(q)]);
+  for (const std::int32_t q : gradient_.schedule().unseeing_q) {
+    const OwnedChunk& rows = plan_.shard().q[static_cast<std::size_t>(q)];
+    kernels.zero_rows(
+        {.tensor = tensors.dq, .row_begin = rows.local_begin, .num_rows = rows.num_tokens});
+  }
 }
 
 }  // namespace cpattn

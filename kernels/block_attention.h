@@ -16,6 +16,7 @@
 #include "kernels/mask.h"
 #include "kernels/shape.h"
 #include "src/base/tensor_view.h"
+#include "src/device/device.h"
 
 namespace cpattn {
 
@@ -71,7 +72,7 @@ struct KernelProblem {
   AttentionShape shape;
   DType dtype = DType::f32;
   std::int64_t max_chunk_rows = 0;  ///< the longest q chunk (chunk_tokens)
-  int num_threads = 1;
+  int num_threads = 1;  ///< that work at a time: threads of a CPU, thread blocks of a GPU
 };
 
 /// A chunk within a shard: rows [row_begin, row_begin + num_keys), packed at `offset`.
@@ -87,6 +88,7 @@ struct PackKvArgs {
   AnyConstTensor v;  ///< [Tk, Hkv, Dv]
   std::span<const PackChunk> chunks;
   std::byte* packed = nullptr;  ///< 64-byte aligned; packed_kv_bytes(num_keys) bytes at each offset
+  Stream stream = {};
 };
 
 /// The most any step of a plan holds; sizes the workspace.
@@ -107,6 +109,14 @@ struct ForwardArgs {
   std::byte* workspace = nullptr;          ///< workspace_bytes(problem, limits)
   StepLimits limits;                       ///< as the workspace was sized
   ProgressHook progress;
+  Stream stream = {};
+  /// KernelTable::step_image of the same blocks and programs, in device memory; null for kernels
+  /// that have none.
+  const std::byte* image = nullptr;
+  /// [Hq] or null: head_maxima[h] = max(head_maxima[h], largest visible logit of the rows that are
+  /// finished), a logit being softmax_scale * q.k in f32. Exact, so in no particular order; a NaN
+  /// stays. Rows that see no key contribute nothing.
+  float* head_maxima = nullptr;
 };
 
 }  // namespace cpattn

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/block_attention.h"
 #include "kernels/mask.h"
@@ -71,6 +72,7 @@ struct PackQueriesArgs {
   TensorView<const float, 2> dlse;    ///< [Tq, Hq], or no data: zeros
   std::span<const PackChunk> chunks;  ///< row_begin, number of rows (num_keys), offset
   std::byte* packed = nullptr;        ///< 64-byte aligned
+  Stream stream = {};
 };
 
 /// The most any step of a backward holds; sizes the workspace.
@@ -94,6 +96,10 @@ struct BackwardArgs {
   std::byte* workspace = nullptr;         ///< GradientKernels::workspace_bytes
   GradientLimits limits;                  ///< as the workspace was sized
   ProgressHook progress;
+  Stream stream = {};
+  /// GradientKernels::step_image of the same blocks and tasks, in device memory; null for kernels
+  /// that have none.
+  const std::byte* image = nullptr;
 };
 
 enum class DkvOpKind {
@@ -119,6 +125,14 @@ struct SumDkvArgs {
   AnyTensor dk;                       ///< [Tk, Hkv, D], any dtype
   AnyTensor dv;                       ///< [Tk, Hkv, Dv], any dtype
   ProgressHook progress;
+  Stream stream = {};
+};
+
+struct ZeroRowsArgs {
+  AnyTensor tensor;
+  std::int64_t row_begin = 0;
+  std::int64_t num_rows = 0;
+  Stream stream = {};
 };
 
 /// The backward half of a KernelTable.
@@ -154,6 +168,13 @@ struct GradientKernels {
   void (*backward)(const BackwardArgs& args) = nullptr;
 
   void (*sum_dkv)(const SumDkvArgs& args) = nullptr;
+
+  /// Zeros, which are the same bits in every type: gradients of rows that see no key.
+  void (*zero_rows)(const ZeroRowsArgs& args) = nullptr;
+
+  /// As KernelTable::step_image: reads all of BackwardArgs that says what is done where, and no
+  /// number of any tensor.
+  std::vector<std::byte> (*step_image)(const BackwardArgs& args) = nullptr;
 };
 
 }  // namespace cpattn

@@ -45,7 +45,8 @@ struct CpuGradient {
                                             .dkv_slot_bytes = cpu::dkv_slot_bytes,
                                             .workspace_bytes = workspace_bytes,
                                             .backward = backward,
-                                            .sum_dkv = sum_dkv};
+                                            .sum_dkv = sum_dkv,
+                                            .zero_rows = cpu::zero_rows};
 };
 
 /// The CPU backend on one instruction set, as the free functions a KernelTable holds.

@@ -26,8 +26,10 @@ struct EnumNames<Isa> {
 };
 
 struct KernelTable {
-  std::string_view name;  ///< "cpu/avx512", ...
-  Isa isa = Isa::generic;
+  std::string_view name;   ///< "cpu/avx512", "cuda/sm80", ...
+  Isa isa = Isa::generic;  ///< of a CPU's
+  DeviceKind device =
+      DeviceKind::cpu;  ///< where all tensors, packed forms, slots and workspaces are
 
   /// Names the arithmetic: two tables with equal numerics give equal bits for this dtype. Part of
   /// what ranks agree on.
@@ -63,6 +65,11 @@ struct KernelTable {
   /// Cost     2 * pairs * Hq * (D + Dv) flop.
   /// Source   FlashAttention-2 (Dao 2023); online softmax (Milakov, Gimelshein 2018).
   void (*forward)(const ForwardArgs& args) = nullptr;
+
+  /// What a step's launch reads of its blocks and programs, as bytes that are copied to the device
+  /// once per plan and given to every forward() of that step as `image`. Addresses of packed blocks
+  /// are part of it. Null for kernels that read their arguments where they are.
+  std::vector<std::byte> (*step_image)(const ForwardArgs& args) = nullptr;
 
   /// Register-only multiply-accumulates of the kind forward() uses for this dtype, on the calling
   /// thread: flops done in `rounds` rounds. For measuring the peak rate.

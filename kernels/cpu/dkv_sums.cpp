@@ -56,11 +56,10 @@ FinishedRows rows_of(const AnyTensor& tensor, std::int64_t row, const Piece& pie
           .scale = static_cast<float>(scale)};
 }
 
-void clear(const FinishedRows& rows) {
-  for (std::int64_t i = 0; i < rows.num_rows; ++i) {
-    std::memset(rows.data + i * rows.row_bytes, 0,
-                static_cast<std::size_t>(rows.dim) * size_of(rows.dtype));
-  }
+void clear(const AnyTensor& tensor, std::int64_t row, const Piece& piece) {
+  const auto row_bytes = static_cast<std::size_t>(tensor.shape[2]) * size_of(tensor.dtype);
+  for (std::int64_t i = 0; i < piece.count; ++i)
+    std::memset(tensor.row(row + i, piece.head), 0, row_bytes);
 }
 
 void execute(const SumDkvArgs& args, const TileKernels& kernels, const DkvOp& op,
@@ -88,8 +87,8 @@ void execute(const SumDkvArgs& args, const TileKernels& kernels, const DkvOp& op
       kernels.gradient->finish_rows(left + padded_dim(shape.head_dim), row_floats, dv);
       break;
     case DkvOpKind::finish_empty:
-      clear(dk);
-      clear(dv);
+      clear(args.dk, row, piece);
+      clear(args.dv, row, piece);
       break;
   }
 }
@@ -122,6 +121,11 @@ void sum_dkv(const SumDkvArgs& args, const TileKernels& kernels) {
       if (omp_get_thread_num() == 0) args.progress();
     }
   }
+}
+
+void zero_rows(const ZeroRowsArgs& args) {
+  for (std::int64_t head = 0; head < args.tensor.shape[1]; ++head)
+    clear(args.tensor, args.row_begin, {head, 0, args.num_rows});
 }
 
 }  // namespace cpattn::cpu

@@ -12,5 +12,6 @@ namespace cpattn::cpu {
 
 std::size_t dkv_slot_bytes(const KernelProblem& problem, std::int64_t num_keys);
 void sum_dkv(const SumDkvArgs& args, const TileKernels& kernels);
+void zero_rows(const ZeroRowsArgs& args);
 
 }  // namespace cpattn::cpu
