@@ -122,7 +122,7 @@ TEST(RingBackwardRefusal, OneRanksWrongTensorsAreRefusedOnEveryRank) {
 TEST(RingBackwardRefusal, OutputsThatAliasAnything) {
   expect_named("dq: shares elements with q",
                [](BackwardTensors& t) { t.dq.data = const_cast<void*>(t.q.data); });
-  expect_named("dk: shares elements with dv", [](BackwardTensors& t) { t.dk.data = t.dv.data; });
+  expect_named("dk: shares elements with dv", [](BackwardTensors& t) { t.dv.data = t.dk.data; });
   expect_named("dv: shares elements with dout",
                [](BackwardTensors& t) { t.dv.data = const_cast<void*>(t.dout.data); });
   expect_named("dq: shares elements with lse",

@@ -133,7 +133,8 @@ class VerdictTest(ReportCase):
         self.assertTrue(any(tensor["bit_mismatch"] for tensor in tensors if tensor["name"] == "dk"))
         self.assertTrue(all(tensor["first_difference"] for tensor in tensors
                             if tensor["bit_mismatch"]))
-        self.assertIn("whose schedule or sharding promises no bits differ from one rank", result.stdout)
+        self.assertIn("whose schedule or sharding promises no bits differ from one rank",
+                      result.stdout)
 
     def test_one_rank_that_was_not_asked_for_is_shown_as_the_baseline(self):
         result = self.parity(*SMALL, "--cp=2")
