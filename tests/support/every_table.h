@@ -1,4 +1,4 @@
-// Every kernel table of this machine with every dtype.
+// Every kernel table under test with every dtype.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <array>
 #include <string>
 
-#include "kernels/kernel_table.h"
+#include "tests/support/tested_tables.h"
 
 namespace cpattn::testing {
 
@@ -15,8 +15,8 @@ inline constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
 /// Calls visit(table, dtype), with a trace.
 template <class Visitor>
 void for_each_table(Visitor&& visit) {
-  for (const KernelTable* table : available_kernels())
-    for (const DType dtype : kDTypes) {
+  for (const KernelTable* table : tested().tables)
+    for (const DType dtype : tested().dtypes) {
       SCOPED_TRACE(std::string(table->name) + " " + std::string(name_of(dtype)));
       visit(*table, dtype);
     }

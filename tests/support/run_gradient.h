@@ -10,6 +10,7 @@
 #include "kernels/kernel_table.h"
 #include "src/device/memory.h"
 #include "tests/support/gradient_oracle.h"
+#include "tests/support/run_kernels.h"
 
 namespace cpattn::testing {
 
@@ -61,7 +62,9 @@ class GradientRunner {
             .dq = result_.dq.view(),
             .workspace = workspace_.data(),
             .limits = limits_,
-            .progress = run_.progress};
+            .progress = run_.progress,
+            .stream = tested().stream,
+            .image = image_.data()};
   }
   PackQueriesArgs pack_args() {
     const GradientInputs& in = in_;
@@ -74,7 +77,8 @@ class GradientRunner {
         .lse = {lse_.data(), {in.rows(), heads()}, {heads(), 1}},
         .dlse = {in.dlse.empty() ? nullptr : in.dlse.data(), {in.rows(), heads()}, {heads(), 1}},
         .chunks = query_places_,
-        .packed = packed_queries_.data()};
+        .packed = packed_queries_.data(),
+        .stream = tested().stream};
   }
   SumDkvArgs sum_args() {
     return {.problem = problem_,
@@ -82,10 +86,12 @@ class GradientRunner {
             .ops = finishes_,
             .dk = result_.dk.view(),
             .dv = result_.dv.view(),
-            .progress = run_.progress};
+            .progress = run_.progress,
+            .stream = tested().stream};
   }
 
   const Gradients& backward() {
+    image_ = image_of(table_.gradient.step_image, args());
     table_.gradient.backward(args());
     table_.gradient.sum_dkv(sum_args());
     return result_;
@@ -114,7 +120,8 @@ class GradientRunner {
                     .k = in_.k.view(),
                     .v = in_.v.view(),
                     .chunks = {&all, 1},
-                    .packed = packed.data()});
+                    .packed = packed.data(),
+                    .stream = tested().stream});
     const SlotIndex slot = scratch_slot(0);
     const StateOp ops[] = {
         {.kind = StateOpKind::block, .dst = slot, .kv_block = 0, .mask = in_.mask},
@@ -123,15 +130,19 @@ class GradientRunner {
     const KvBlock block{packed.data(), keys};
     const StepLimits limits{keys, 1, 1};
     Buffer workspace(table_.workspace_bytes(problem, limits));
-    table_.forward({.problem = problem,
-                    .q = in_.q.view(),
-                    .out = out_.view(),
-                    .lse = {lse_.data(), {rows, heads()}, {heads(), 1}},
-                    .kv_blocks = {&block, 1},
-                    .programs = {&program, 1},
-                    .workspace = workspace.data(),
-                    .limits = limits,
-                    .progress = {}});
+    ForwardArgs args{.problem = problem,
+                     .q = in_.q.view(),
+                     .out = out_.view(),
+                     .lse = {lse_.data(), {rows, heads()}, {heads(), 1}},
+                     .kv_blocks = {&block, 1},
+                     .programs = {&program, 1},
+                     .workspace = workspace.data(),
+                     .limits = limits,
+                     .progress = {},
+                     .stream = tested().stream};
+    const Buffer image = image_of(table_.step_image, args);
+    args.image = image.data();
+    table_.forward(args);
   }
 
   void pack() {
@@ -147,7 +158,8 @@ class GradientRunner {
                      .k = in_.k.view(),
                      .v = in_.v.view(),
                      .chunks = places,
-                     .packed = packed_kv_.data()});
+                     .packed = packed_kv_.data(),
+                     .stream = tested().stream});
     for (const PackChunk& chunk : places)
       kv_blocks_.push_back({packed_kv_.data() + chunk.offset, chunk.num_keys});
 
@@ -237,7 +249,7 @@ class GradientRunner {
   std::vector<PackChunk> row_chunks_, key_chunks_, query_places_;
   HostTensor out_;
   std::vector<float> lse_;
-  Buffer packed_kv_, packed_queries_, dkv_memory_, dq_slots_, workspace_;
+  Buffer packed_kv_, packed_queries_, dkv_memory_, dq_slots_, workspace_, image_;
   std::vector<KvBlock> kv_blocks_;
   std::vector<QueryBlock> q_blocks_;
   std::vector<std::byte*> dkv_slots_;

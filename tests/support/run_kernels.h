@@ -1,6 +1,7 @@
 // Runs one document on one KernelTable without any rank: the kernels' contract, nothing of cp/.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -8,8 +9,19 @@
 #include "kernels/kernel_table.h"
 #include "src/device/memory.h"
 #include "tests/support/attention_case.h"
+#include "tests/support/tested_tables.h"
 
 namespace cpattn::testing {
+
+/// A step's image where the kernels read it; nothing for kernels that have none.
+template <class Args>
+Buffer image_of(std::vector<std::byte> (*step_image)(const Args& args), const Args& args) {
+  if (step_image == nullptr) return {};
+  const std::vector<std::byte> bytes = step_image(args);
+  Buffer image(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), image.data());
+  return image;
+}
 
 /// Memory for the calls of one problem on one table.
 class KernelRunner {
@@ -26,7 +38,12 @@ class KernelRunner {
       num_keys_ += keys;
     }
     packed_ = Buffer(bytes);
-    table.pack_kv({.problem = problem, .k = k, .v = v, .chunks = chunks, .packed = packed_.data()});
+    table.pack_kv({.problem = problem,
+                   .k = k,
+                   .v = v,
+                   .chunks = chunks,
+                   .packed = packed_.data(),
+                   .stream = tested().stream});
     for (const PackChunk& chunk : chunks)
       blocks_.push_back({packed_.data() + chunk.offset, chunk.num_keys});
   }
@@ -39,6 +56,7 @@ class KernelRunner {
     int num_scratch_slots = 1;
     int num_carried_slots = 0;
     ProgressHook progress = {};
+    float* head_maxima = nullptr;
   };
 
   void forward(const Call& call) {
@@ -49,16 +67,21 @@ class KernelRunner {
     const auto carried_slots = static_cast<std::size_t>(call.num_carried_slots);
     if (carried_.size_bytes() == 0)
       carried_ = Buffer(carried_slots * table_.carried_slot_bytes(problem_));
-    table_.forward({.problem = problem_,
-                    .q = call.q,
-                    .out = call.out,
-                    .lse = call.lse,
-                    .kv_blocks = blocks_,
-                    .programs = call.programs,
-                    .carried = carried_.data(),
-                    .workspace = workspace.data(),
-                    .limits = limits,
-                    .progress = call.progress});
+    ForwardArgs args{.problem = problem_,
+                     .q = call.q,
+                     .out = call.out,
+                     .lse = call.lse,
+                     .kv_blocks = blocks_,
+                     .programs = call.programs,
+                     .carried = carried_.data(),
+                     .workspace = workspace.data(),
+                     .limits = limits,
+                     .progress = call.progress,
+                     .stream = tested().stream,
+                     .head_maxima = call.head_maxima};
+    const Buffer image = image_of(table_.step_image, args);
+    args.image = image.data();
+    table_.forward(args);
   }
 
  private:

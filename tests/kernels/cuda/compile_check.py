@@ -34,7 +34,9 @@ FLAGS = (
     "-O3",
     "-fmad=false",  # fused only where the code says so
     "-Werror=all-warnings",
-    "-diag-suppress=186",  # a comparison that is pointless for one type of a template
+    # 186: a comparison that is pointless for one type of a template; 554: a conversion of a view
+    # that only its writable kind has.
+    "-diag-suppress=186,554",
     "-Xptxas=-warn-spills,-warn-lmem-usage,-Werror",
 )
 

@@ -1,4 +1,4 @@
-// Every kernel table of this machine against the double-precision reference.
+// Every kernel table under test against the double-precision reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ std::string describe(const KernelTable& table, const AttentionCase& problem) {
 /// Runs the problem on every table and judges each result.
 void expect_accurate(const AttentionCase& problem) {
   const Oracle oracle(problem);
-  for (const KernelTable* table : available_kernels()) {
+  for (const KernelTable* table : tested().tables) {
     const Attended result = run_one_block(*table, problem);
     EXPECT_TRUE(oracle.accepts(result, error_model(*table, problem.dtype, problem.out_dtype)))
         << describe(*table, problem);
@@ -43,11 +43,11 @@ AttentionCase one_document(const AttentionShape& shape, std::int64_t rows, std::
                           seed);
 }
 
-TEST(CpuAccuracy, RowsAndKeysAroundTheTiles) {
+TEST(ForwardAccuracy, RowsAndKeysAroundTheTiles) {
   constexpr std::array<std::int64_t, 12> kRows{1, 2, 15, 16, 17, 31, 47, 48, 49, 95, 96, 97};
   constexpr std::array<std::int64_t, 13> kKeys{1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 500, 513};
   const AttentionShape shape = make_shape(2, 1, 16, 8);
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : tested().dtypes)
     for (const MaskKind mask : kMasks)
       for (const std::int64_t rows : kRows)
         for (const std::int64_t keys : kKeys)
@@ -55,9 +55,9 @@ TEST(CpuAccuracy, RowsAndKeysAroundTheTiles) {
                                        static_cast<std::uint64_t>(1000 * rows + keys)));
 }
 
-TEST(CpuAccuracy, EveryHeadDim) {
+TEST(ForwardAccuracy, EveryHeadDim) {
   constexpr std::array<std::int64_t, 11> kDims{1, 2, 3, 16, 40, 64, 80, 96, 128, 192, 256};
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : tested().dtypes)
     for (std::size_t i = 0; i < kDims.size(); ++i)
       for (const std::size_t shift : {0u, 4u, 7u}) {
         const std::int64_t value_dim = kDims[(i + shift) % kDims.size()];
@@ -66,24 +66,24 @@ TEST(CpuAccuracy, EveryHeadDim) {
       }
 }
 
-TEST(CpuAccuracy, EveryRemainderOfTheDims) {
+TEST(ForwardAccuracy, EveryRemainderOfTheDims) {
   // Channels and steps are worked on in groups of at most 16: every remainder, odd ones included.
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : tested().dtypes)
     for (std::int64_t dim = 17; dim <= 33; ++dim)
       expect_accurate(one_document(make_shape(1, 1, dim, 50 - dim), 17, 33, MaskKind::full, dtype));
 }
 
-TEST(CpuAccuracy, GroupedHeads) {
-  for (const DType dtype : kDTypes)
+TEST(ForwardAccuracy, GroupedHeads) {
+  for (const DType dtype : tested().dtypes)
     for (const auto& [heads, kv_heads] :
          {std::pair<std::int64_t, std::int64_t>{9, 3}, {8, 1}, {6, 6}, {12, 2}})
       expect_accurate(
           one_document(make_shape(heads, kv_heads, 64, 40), 33, 70, MaskKind::causal, dtype));
 }
 
-TEST(CpuAccuracy, OutputTypesAreIndependentOfInputTypes) {
-  for (const DType dtype : kDTypes)
-    for (const DType out_dtype : kDTypes) {
+TEST(ForwardAccuracy, OutputTypesAreIndependentOfInputTypes) {
+  for (const DType dtype : tested().dtypes)
+    for (const DType out_dtype : tested().dtypes) {
       AttentionCase problem =
           one_document(make_shape(2, 2, 40, 21), 49, 65, MaskKind::causal, dtype);
       problem.out_dtype = out_dtype;
@@ -91,19 +91,19 @@ TEST(CpuAccuracy, OutputTypesAreIndependentOfInputTypes) {
     }
 }
 
-TEST(CpuAccuracy, MoreQueriesThanKeysLeavesEmptyRows) {
-  for (const DType dtype : kDTypes)
+TEST(ForwardAccuracy, MoreQueriesThanKeysLeavesEmptyRows) {
+  for (const DType dtype : tested().dtypes)
     for (const std::int64_t keys : {0, 1, 5, 30, 59})
       expect_accurate(one_document(make_shape(2, 1, 16, 16), 60, keys, MaskKind::causal, dtype));
 }
 
-TEST(CpuAccuracy, NoKeysAtAll) {
+TEST(ForwardAccuracy, NoKeysAtAll) {
   for (const MaskKind mask : kMasks)
     expect_accurate(one_document(make_shape(2, 1, 16, 16), 50, 0, mask, DType::f32));
 }
 
-TEST(CpuAccuracy, ScaleZeroNegativeTinyAndLarge) {
-  for (const DType dtype : kDTypes)
+TEST(ForwardAccuracy, ScaleZeroNegativeTinyAndLarge) {
+  for (const DType dtype : tested().dtypes)
     for (const double scale : {0.0, -0.3, 1e-30, 7.0, -1e-42}) {
       AttentionShape shape = make_shape(2, 1, 24, 16);
       shape.softmax_scale = scale;
@@ -111,15 +111,15 @@ TEST(CpuAccuracy, ScaleZeroNegativeTinyAndLarge) {
     }
 }
 
-TEST(CpuAccuracy, ScaleZeroAveragesExactly) {
+TEST(ForwardAccuracy, ScaleZeroAveragesExactly) {
   // 64 keys of equal weight and small integers: every sum is exact, and so is the mean.
   AttentionShape shape = make_shape(1, 1, 8, 4);
   shape.softmax_scale = 0.0;
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : tested().dtypes) {
     AttentionCase problem = one_document(shape, 5, 64, MaskKind::full, dtype);
     problem.out_dtype = DType::f32;
     problem.v.fill([](std::int64_t t, auto, std::int64_t d) { return static_cast<float>(t + d); });
-    for (const KernelTable* table : available_kernels()) {
+    for (const KernelTable* table : tested().tables) {
       const Attended result = run_one_block(*table, problem);
       for (std::int64_t row = 0; row < 5; ++row) {
         EXPECT_EQ(result.out.at(row, 0, 3), 34.5f) << describe(*table, problem);
@@ -129,10 +129,10 @@ TEST(CpuAccuracy, ScaleZeroAveragesExactly) {
   }
 }
 
-TEST(CpuAccuracy, LogitsOfPlusAndMinusTenThousand) {
+TEST(ForwardAccuracy, LogitsOfPlusAndMinusTenThousand) {
   // q = 1, D = 1: the logits are the keys, exactly. Keys 0..3 at +-1e4, 4..7 at -+1e4.
   AttentionShape shape{1, 1, 1, 1, 1.0};
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : tested().dtypes)
     for (const float sign : {1.0f, -1.0f}) {
       AttentionCase problem = one_document(shape, 20, 8, MaskKind::full, dtype);
       problem.out_dtype = DType::f32;
@@ -142,7 +142,7 @@ TEST(CpuAccuracy, LogitsOfPlusAndMinusTenThousand) {
       // bf16 rounds 1e4 to 9984; four equal logits add ln 4, f32 spacing there is 2^-10. The four
       // weights are equal but not 1 (the maximum is rounded), so the mean rounds nine times.
       const double logit = static_cast<double>(problem.k.at(sign > 0 ? 0 : 4, 0, 0));
-      for (const KernelTable* table : available_kernels()) {
+      for (const KernelTable* table : tested().tables) {
         const Attended result = run_one_block(*table, problem);
         EXPECT_NEAR(result.out.at(19, 0, 0), sign > 0 ? 1.5 : 5.5, 9 * 5.5 * kUnitRoundoff)
             << describe(*table, problem);
@@ -152,8 +152,8 @@ TEST(CpuAccuracy, LogitsOfPlusAndMinusTenThousand) {
     }
 }
 
-TEST(CpuAccuracy, RandomLogitsOfTenThousand) {
-  for (const DType dtype : kDTypes) {
+TEST(ForwardAccuracy, RandomLogitsOfTenThousand) {
+  for (const DType dtype : tested().dtypes) {
     AttentionCase problem =
         one_document(make_shape(2, 1, 16, 16), 49, 200, MaskKind::causal, dtype);
     problem.q.fill_normal(5, 100.0f);
@@ -162,26 +162,26 @@ TEST(CpuAccuracy, RandomLogitsOfTenThousand) {
   }
 }
 
-TEST(CpuAccuracy, WeightsThatUnderflowAreZeroNotNoise) {
+TEST(ForwardAccuracy, WeightsThatUnderflowAreZeroNotNoise) {
   // Key 0 is ahead of the others by ln of more than any f32: their values, huge, must not show.
   AttentionCase problem =
       one_document(AttentionShape{1, 1, 1, 2, 1.0}, 20, 300, MaskKind::full, DType::f32);
   problem.q.fill([](auto...) { return 1.0f; });
   problem.k.fill([](std::int64_t t, auto...) { return t == 0 ? 200.0f : 0.0f; });
   problem.v.fill([](std::int64_t t, auto...) { return t == 0 ? 3.0f : 1e30f; });
-  for (const KernelTable* table : available_kernels()) {
+  for (const KernelTable* table : tested().tables) {
     const Attended result = run_one_block(*table, problem);
     EXPECT_EQ(result.out.at(7, 0, 1), 3.0f) << table->name;
     EXPECT_EQ(result.lse[7], 200.0f) << table->name;
   }
 }
 
-TEST(CpuAccuracy, StatedAccuracyOnNormalInputs) {
+TEST(ForwardAccuracy, StatedAccuracyOnNormalInputs) {
   // What docs/numerics.md promises: f32 within 1e-6 of the reference in relative L2; 16-bit inputs
   // within 1.25 times one rounding of the result, plus the rounding of P to bf16 where that is
   // done: independent roundings of the weights, uniform within half a spacing, so 2^-8 / sqrt(3) at
   // most per weight, and no more than that after the mean.
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : tested().dtypes) {
     const AttentionCase problem =
         one_document(make_shape(2, 1, 64, 64), 64, 512, MaskKind::full, dtype);
     const Oracle oracle(problem);
@@ -189,7 +189,7 @@ TEST(CpuAccuracy, StatedAccuracyOnNormalInputs) {
     std::size_t i = 0;
     rounded.fill([&](auto...) { return static_cast<float>(oracle.expected().out[i++]); });
     const double one_rounding = relative_l2(problem, {rounded, {}}, oracle.expected());
-    for (const KernelTable* table : available_kernels()) {
+    for (const KernelTable* table : tested().tables) {
       const double p = error_model(*table, dtype, dtype).weight_rounding / std::sqrt(3.0);
       const double bound = dtype == DType::f32 ? 1e-6 : std::hypot(1.25 * one_rounding, p);
       EXPECT_LE(relative_l2(problem, run_one_block(*table, problem), oracle.expected()), bound)

@@ -43,14 +43,14 @@ std::vector<float> lse_row(const Attended& result, std::int64_t row) {
   return bits_equal(lse_row(actual, row), lse_row(expected, expected_row));
 }
 
-TEST(CpuBits, RepeatedRuns) {
+TEST(ForwardBits, RepeatedRuns) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     EXPECT_TRUE(same(run_one_block(table, problem), run_one_block(table, problem)));
   });
 }
 
-TEST(CpuBits, ThreadCount) {
+TEST(ForwardBits, ThreadCount) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended one = run_one_block(table, problem, {.num_threads = 1});
@@ -59,7 +59,7 @@ TEST(CpuBits, ThreadCount) {
   });
 }
 
-TEST(CpuBits, LengthOfTheQueryChunks) {
+TEST(ForwardBits, LengthOfTheQueryChunks) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended whole = run_one_block(table, problem);
@@ -68,7 +68,7 @@ TEST(CpuBits, LengthOfTheQueryChunks) {
   });
 }
 
-TEST(CpuBits, ARowAloneEqualsTheRowInABlock) {
+TEST(ForwardBits, ARowAloneEqualsTheRowInABlock) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended whole = run_one_block(table, problem);
@@ -88,7 +88,7 @@ TEST(CpuBits, ARowAloneEqualsTheRowInABlock) {
   });
 }
 
-TEST(CpuBits, OtherHeads) {
+TEST(ForwardBits, OtherHeads) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended whole = run_one_block(table, problem);
@@ -109,15 +109,15 @@ TEST(CpuBits, OtherHeads) {
   });
 }
 
-TEST(CpuBits, EqualNumericsGiveEqualBitsOnEveryInstructionSet) {
+TEST(ForwardBits, EqualNumericsGiveEqualBitsOnEveryInstructionSet) {
   int compared = 0;
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : tested().dtypes)
     for (const MaskKind mask : {MaskKind::full, MaskKind::causal})
       for (const double scale : {0.3, -0.3, 0.0}) {
         AttentionCase problem = usual_case(dtype, mask);
         problem.shape.softmax_scale = scale;
         std::map<std::string_view, std::pair<const KernelTable*, Attended>> first;
-        for (const KernelTable* table : available_kernels()) {
+        for (const KernelTable* table : tested().tables) {
           Attended result = run_one_block(*table, problem);
           const auto [place, is_new] =
               first.try_emplace(table->numerics(dtype), table, std::move(result));
@@ -127,12 +127,12 @@ TEST(CpuBits, EqualNumericsGiveEqualBitsOnEveryInstructionSet) {
               << table->name << " against " << place->second.first->name << ", " << name_of(dtype);
         }
       }
-  if (available_kernels().size() > 1) {
+  if (tested().tables.size() > 1) {
     EXPECT_GT(compared, 0);
   }
 }
 
-TEST(CpuBits, StridesAndPoisonedPadding) {
+TEST(ForwardBits, StridesAndPoisonedPadding) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended contiguous = run_one_block(table, problem);
@@ -198,7 +198,7 @@ TEST(BC_025, ViewsIntoAFusedBuffer) {
   });
 }
 
-TEST(CpuBits, ANanStaysInItsQueryRow) {
+TEST(ForwardBits, ANanStaysInItsQueryRow) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
     const Attended clean = run_one_block(table, problem);
@@ -218,7 +218,7 @@ TEST(CpuBits, ANanStaysInItsQueryRow) {
   });
 }
 
-TEST(CpuBits, ANanInAQueryIsNotLostToAScaleOfZero) {
+TEST(ForwardBits, ANanInAQueryIsNotLostToAScaleOfZero) {
   for_each_table([](const KernelTable& table, DType dtype) {
     AttentionCase problem = usual_case(dtype);
     problem.shape.softmax_scale = 0.0;
@@ -234,7 +234,7 @@ TEST(CpuBits, ANanInAQueryIsNotLostToAScaleOfZero) {
   });
 }
 
-TEST(CpuBits, HiddenKeysAndValuesAreNotUsedAsNumbers) {
+TEST(ForwardBits, HiddenKeysAndValuesAreNotUsedAsNumbers) {
   // Row r sees the keys up to 200 + r. Whatever the later ones hold, the row does not change.
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem = usual_case(dtype);
@@ -252,7 +252,7 @@ TEST(CpuBits, HiddenKeysAndValuesAreNotUsedAsNumbers) {
   });
 }
 
-TEST(CpuBits, InfiniteInputsComeToAnEnd) {
+TEST(ForwardBits, InfiniteInputsComeToAnEnd) {
   for_each_table([](const KernelTable& table, DType dtype) {
     for (const int which : {0, 1, 2}) {
       AttentionCase problem = usual_case(dtype, MaskKind::full);
@@ -264,7 +264,7 @@ TEST(CpuBits, InfiniteInputsComeToAnEnd) {
   });
 }
 
-TEST(CpuBits, ZerosOfTheOutputArePositive) {
+TEST(ForwardBits, ZerosOfTheOutputArePositive) {
   for_each_table([](const KernelTable& table, DType dtype) {
     AttentionCase problem = usual_case(dtype);
     problem.v.fill([](auto...) { return -0.0f; });
