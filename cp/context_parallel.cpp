@@ -14,7 +14,8 @@ constexpr std::string_view kPlanCheck = "plan check";
 
 /// Every reason why this problem cannot run on this group.
 std::vector<std::string> refusals_of(const Problem& problem, const CpConfig& config,
-                                     const Communicator& group) {
+                                     const ShardTransport& transport) {
+  const Communicator& group = transport.control();
   auto refusals = problems_with(problem, config, group.rank(), group.size());
   // Cutting is what the group was made for; a knob that is silently without effect is a trap.
   const auto limit = static_cast<std::int64_t>(group.max_message_bytes());
@@ -24,19 +25,24 @@ std::vector<std::string> refusals_of(const Problem& problem, const CpConfig& con
                                       ", as this group of transport ", group.transport(),
                                       " was made with: set it there"));
   }
+  if (config.verify_checksum && !transport.can_verify_checksums()) {
+    refusals.push_back(detail::concat("verify_checksum is true, expected false: transport ",
+                                      transport.transport(), " does not see the bytes it moves"));
+  }
   return refusals;
 }
 
 /// The plan of this rank, or the same InvalidArgument on every rank when any of them cannot make
 /// its own.
-Plan planned_together(Communicator& group, const CpConfig& config, const KernelTable& kernels,
+Plan planned_together(ShardTransport& transport, const CpConfig& config, const KernelTable& kernels,
                       const Problem& problem) {
   std::string refusal;
-  for (const std::string& item : refusals_of(problem, config, group))
+  for (const std::string& item : refusals_of(problem, config, transport))
     refusal += (refusal.empty() ? "" : "; ") + item;
   // A timeout that is itself refused cannot bound the wait for the others.
   const CpConfig usual;
   const double timeout = refusal.empty() ? config.timeout_seconds : usual.timeout_seconds;
+  Communicator& group = transport.control();
   refuse_together(group, refusal, deadline_after(Seconds(timeout)), kPlanCheck);
   return Plan(problem, config, kernels, group.rank(), group.size());
 }
@@ -45,22 +51,22 @@ Plan planned_together(Communicator& group, const CpConfig& config, const KernelT
 
 // Destroyed from the bottom up: what reads the plan and the group goes before them.
 struct PlannedAttention::State {
-  std::shared_ptr<Communicator> group;
+  std::shared_ptr<ShardTransport> group;
   Plan plan;
   RingAttention attention;
   std::unique_ptr<GradientPlan> gradient_plan;
   std::unique_ptr<RingGradient> gradient;
 
-  State(std::shared_ptr<Communicator> ranks, const CpConfig& config, const KernelTable& kernels,
+  State(std::shared_ptr<ShardTransport> ranks, const CpConfig& config, const KernelTable& kernels,
         const Problem& problem)
       : group(std::move(ranks)),
         plan(planned_together(*group, config, kernels, problem)),
         attention(plan, *group) {}
 };
 
-PlannedAttention::PlannedAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+PlannedAttention::PlannedAttention(std::shared_ptr<ShardTransport> group, const CpConfig& config,
                                    const KernelTable& kernels, const Problem& problem) {
-  require(group != nullptr, "group is null: expected a communicator");
+  require(group != nullptr, "group is null: expected a communicator or another transport");
   state_ = std::make_unique<State>(std::move(group), config, kernels, problem);
 }
 
@@ -73,22 +79,29 @@ const GradientPlan& PlannedAttention::gradient_plan() const {
   return *state_->gradient_plan;
 }
 
-Communicator& PlannedAttention::group() const { return *state_->group; }
+Communicator& PlannedAttention::group() const { return state_->group->control(); }
+ShardTransport& PlannedAttention::transport() const { return *state_->group; }
 
-void PlannedAttention::forward(const ForwardTensors& tensors) {
-  state_->attention.forward(tensors);
+void PlannedAttention::forward(const ForwardTensors& tensors, Stream stream) {
+  state_->attention.forward(tensors, stream);
 }
 
-void PlannedAttention::backward(const BackwardTensors& tensors) { gradient().backward(tensors); }
+void PlannedAttention::backward(const BackwardTensors& tensors, Stream stream) {
+  require(state_->gradient != nullptr || !transport().device().is_capturing(stream), "rank ",
+          group().rank(), ": stream: in capture, expected none until prepare_backward()");
+  gradient().backward(tensors, stream);
+}
+
+void PlannedAttention::prepare_backward() { gradient(); }
 
 RingGradient& PlannedAttention::gradient() {
   if (!state_->gradient)
-    state_->gradient = std::make_unique<RingGradient>(plan(), gradient_plan(), group());
+    state_->gradient = std::make_unique<RingGradient>(plan(), gradient_plan(), transport());
   return *state_->gradient;
 }
 
 void PlannedAttention::refuse_forward(std::string_view why) {
-  refuse_tensors_together(plan(), group(), why.empty() ? "refused" : why);
+  refuse_tensors_together(plan(), transport(), why.empty() ? "refused" : why, {});
 }
 
 void PlannedAttention::refuse_backward(std::string_view why) {
@@ -96,7 +109,7 @@ void PlannedAttention::refuse_backward(std::string_view why) {
   refuse_forward(why);
 }
 
-ContextParallelAttention::ContextParallelAttention(std::shared_ptr<Communicator> group,
+ContextParallelAttention::ContextParallelAttention(std::shared_ptr<ShardTransport> group,
                                                    const CpConfig& config,
                                                    const KernelTable* kernels)
     : group_(std::move(group)),
@@ -110,14 +123,14 @@ std::unique_ptr<PlannedAttention> ContextParallelAttention::plan(const Problem& 
 }
 
 void ContextParallelAttention::refuse_plan(std::string_view why) const {
-  refuse_together(*group_, why.empty() ? "refused" : why,
+  refuse_together(group_->control(), why.empty() ? "refused" : why,
                   deadline_after(Seconds(CpConfig().timeout_seconds)), kPlanCheck);
 }
 
 Explanation ContextParallelAttention::explain(const Problem& problem) const {
   Explanation result;
-  result.rank = group_->rank();
-  result.world_size = group_->size();
+  result.rank = group_->control().rank();
+  result.world_size = group_->control().size();
   result.kernels = kernels_->name;
   result.numerics = kernels_->numerics(problem.dtype);
   result.transport = group_->transport();

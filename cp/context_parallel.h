@@ -6,6 +6,9 @@
 //   plan->forward({q, k, v, out, lse});                                       // per layer
 //   plan->backward({q, k, v, out, lse, dout, {}, dq, dk, dv});
 //
+// A group is a ShardTransport: a Communicator for shards in host memory; for shards on a GPU what
+// cp/cuda.h makes, with a stream as second argument of forward() and backward().
+//
 // Policy: no globals; the group belongs to the handle and is never remembered anywhere else, so any
 // number of handles on any groups live side by side. Everything a call needs is decided and
 // allocated when it is planned (the backward's memory at the first backward()); after that no call
@@ -22,6 +25,7 @@
 #include "cp/ring_attention.h"
 #include "cp/ring_gradient.h"
 #include "src/comm/communicator.h"
+#include "src/comm/shard_transport.h"
 
 namespace cpattn {
 
@@ -60,17 +64,21 @@ struct Explanation {
 ///                small blocks that depends on the group's size and on nothing else.
 class PlannedAttention {
  public:
-  PlannedAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+  PlannedAttention(std::shared_ptr<ShardTransport> group, const CpConfig& config,
                    const KernelTable& kernels, const Problem& problem);
   ~PlannedAttention();
 
   const Plan& plan() const;
   const GradientPlan& gradient_plan() const;  ///< made when first asked for
-  Communicator& group() const;
+  Communicator& group() const;                ///< its control plane
+  ShardTransport& transport() const;
 
   /// Collective; contracts in ring_attention.h and ring_gradient.h.
-  void forward(const ForwardTensors& tensors);
-  void backward(const BackwardTensors& tensors);
+  void forward(const ForwardTensors& tensors, Stream stream = {});
+  void backward(const BackwardTensors& tensors, Stream stream = {});
+  /// Takes the backward's memory now, not in the first backward(): needed before one is captured.
+  /// Collective.
+  void prepare_backward();
 
   /// Takes part in the other ranks' forward() or backward() only to refuse it: InvalidArgument on
   /// every rank. For bindings, whose own arguments may be wrong before there are tensors to pass.
@@ -90,7 +98,7 @@ class ContextParallelAttention {
   /// here (the library does not look at the machine). Messages are cut by the group: a
   /// `config.max_message_bytes` other than the default and than the group's own is refused when a
   /// problem is planned, on transports that cut.
-  ContextParallelAttention(std::shared_ptr<Communicator> group, const CpConfig& config,
+  ContextParallelAttention(std::shared_ptr<ShardTransport> group, const CpConfig& config,
                            const KernelTable* kernels = nullptr);
 
   /// Collective: all ranks must pass the same problem; InvalidArgument on all of them otherwise.
@@ -103,10 +111,10 @@ class ContextParallelAttention {
   Explanation explain(const Problem& problem) const;
 
   const CpConfig& config() const { return config_; }
-  const std::shared_ptr<Communicator>& group() const { return group_; }
+  const std::shared_ptr<ShardTransport>& group() const { return group_; }
 
  private:
-  std::shared_ptr<Communicator> group_;
+  std::shared_ptr<ShardTransport> group_;
   CpConfig config_;
   const KernelTable* kernels_;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cp/gradient_binding.h"
+#include "cp/step_images.h"
 #include "src/base/digest.h"
 #include "src/base/error.h"
 #include "src/comm/direct_exchange.h"
@@ -121,6 +123,11 @@ void GradientPlan::count_memory(const Plan& plan) {
                        kernels.dq_slot_bytes(plan.kernel_problem());
   memory_.messages = DirectExchange::workspace_bytes(max_bytes_out(), max_bytes_in());
   memory_.workspace = kernels.workspace_bytes(plan.kernel_problem(), limits_);
+  std::byte anywhere{};  // sizes do not depend on addresses
+  const auto at_any_step = [&](std::size_t) { return &anywhere; };
+  memory_.images =
+      StepImages::size_bytes(GradientBinding(plan, *this, {&anywhere, &anywhere, &anywhere})
+                                 .make_images(at_any_step, at_any_step));
 }
 
 std::size_t GradientPlan::max_bytes_out() const { return largest(bytes_out_); }

@@ -35,8 +35,10 @@ struct GradientMemory {
   std::size_t work_dkv = 0;     ///< likewise, within a step
   std::size_t messages = 0;     ///< pieces: two buffers to send, one to receive
   std::size_t workspace = 0;    ///< kernel scratch
+  std::size_t images = 0;       ///< as MemoryPlan's
   std::size_t total() const {
-    return ring_slots + queries + carried_dq + carried_dkv + work_dkv + messages + workspace;
+    return ring_slots + queries + carried_dq + carried_dkv + work_dkv + messages + workspace +
+           images;
   }
 };
 

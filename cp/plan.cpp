@@ -4,6 +4,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "cp/step_binding.h"
+#include "cp/step_images.h"
 #include "src/base/digest.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
@@ -183,6 +185,9 @@ MemoryPlan Plan::memory() const {
   memory.carried =
       static_cast<std::size_t>(schedule_.num_carried_slots) * kernels_->carried_slot_bytes(facts);
   memory.workspace = kernels_->workspace_bytes(facts, limits_);
+  const std::byte anywhere{};  // sizes do not depend on addresses
+  memory.images = StepImages::size_bytes(
+      StepBinding(*this).make_images([&](std::size_t) { return &anywhere; }));
   return memory;
 }
 

@@ -37,7 +37,8 @@ struct MemoryPlan {
   std::size_t ring_slots = 0;  ///< two kv slots
   std::size_t carried = 0;     ///< partial states carried between steps
   std::size_t workspace = 0;   ///< kernel scratch
-  std::size_t total() const { return inputs + outputs + ring_slots + carried + workspace; }
+  std::size_t images = 0;      ///< what launches on a device read (KernelTable::step_image)
+  std::size_t total() const { return inputs + outputs + ring_slots + carried + workspace + images; }
 };
 
 /// Plan::guarantee() of a plan whose results are the same bits for every CP size.

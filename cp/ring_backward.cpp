@@ -13,12 +13,12 @@ TransferOptions piece_options(const Plan& plan) {
   return {ring.timeout, ring.verify_checksum, seed};
 }
 
-std::string problems_with(const Plan& plan, const BackwardTensors& t) {
+std::string problems_with(const Plan& plan, const BackwardTensors& t, const Device& device) {
   const AttentionShape& shape = plan.problem().shape;
   const DType dtype = plan.problem().dtype, out_dtype = plan.problem().out_dtype;
   const std::int64_t q_rows = plan.shard().q_rows, kv_rows = plan.shard().kv_rows;
   const auto any = {DType::f32, DType::f16, DType::bf16};
-  TensorCheck check;
+  TensorCheck check(device);
   check.tensor("q", t.q, {dtype}, q_rows, shape.num_heads, shape.head_dim);
   check.tensor("k", t.k, {dtype}, kv_rows, shape.num_kv_heads, shape.head_dim);
   check.tensor("v", t.v, {dtype}, kv_rows, shape.num_kv_heads, shape.value_dim);
@@ -40,108 +40,91 @@ std::string problems_with(const Plan& plan, const BackwardTensors& t) {
   return check.problems();
 }
 
-std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
-                                   const std::vector<std::size_t>& offsets) {
-  std::vector<PackChunk> chunks;
-  for (std::size_t i = 0; i < own.size(); ++i)
-    chunks.push_back({own[i].local_begin, own[i].num_tokens, offsets[i]});
-  return chunks;
-}
-
 }  // namespace
 
-RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient, Communicator& comm)
+RingGradient::RingGradient(const Plan& plan, const GradientPlan& gradient,
+                           ShardTransport& transport)
     : plan_(plan),
       gradient_(gradient),
-      comm_(agreed(plan, gradient.agreement_lines(), comm)),
-      ring_(comm, gradient.span_bytes(), ring_options(plan)),
-      pieces_(comm, gradient.max_bytes_out(), gradient.max_bytes_in(), piece_options(plan)),
-      queries_(gradient.memory().queries),
-      carried_dq_(gradient.memory().carried_dq),
-      carried_dkv_(gradient.memory().carried_dkv),
-      work_dkv_(gradient.memory().work_dkv),
-      workspace_(gradient.memory().workspace),
+      transport_(agreed(plan, gradient.agreement_lines(), transport)),
+      ring_(transport, gradient.span_bytes(), ring_options(plan)),
+      pieces_(transport, gradient.max_bytes_out(), gradient.max_bytes_in(), piece_options(plan)),
+      queries_(transport.device().allocate(gradient.memory().queries)),
+      carried_dq_(transport.device().allocate(gradient.memory().carried_dq)),
+      carried_dkv_(transport.device().allocate(gradient.memory().carried_dkv)),
+      work_dkv_(transport.device().allocate(gradient.memory().work_dkv)),
+      workspace_(transport.device().allocate(gradient.memory().workspace)),
       own_kv_(pack_chunks(plan.shard().kv, gradient.kv_offsets(plan.rank()))),
-      own_q_(pack_chunks(plan.shard().q, gradient.query_offsets())) {
-  for (const PackChunk& chunk : own_q_)
-    q_blocks_.push_back({queries_.data() + chunk.offset, chunk.row_begin, chunk.num_keys});
+      own_q_(pack_chunks(plan.shard().q, gradient.query_offsets())),
+      binding_(plan, gradient, {queries_.data(), carried_dkv_.data(), work_dkv_.data()}),
+      images_(make_images(), transport.device()) {
   incoming_.resize(own_kv_.size());
-  kv_blocks_.reserve(static_cast<std::size_t>(gradient.limits().kv_blocks));
-  for (const GradientStep& step : gradient.schedule().steps) {
-    tasks_.reserve(static_cast<std::size_t>(step.task_end - step.task_begin));
+  for (const GradientStep& step : gradient_.schedule().steps)
     folds_.reserve(static_cast<std::size_t>(step.fold_end - step.fold_begin));
-    dkv_slots_.reserve(static_cast<std::size_t>(step.num_places));
-  }
+}
+
+/// Pieces leave after every step but the first.
+std::vector<std::vector<std::byte>> RingGradient::make_images() {
+  return binding_.make_images(
+      [this](std::size_t step) { return ring_.at_step(static_cast<int>(step)); },
+      [this](std::size_t step) { return pieces_.outgoing_at(static_cast<int>(step) + 1); });
 }
 
 // As in forward, our kv shard travels while we compute on it. What our queries add to dk, dv of the
 // shard of a step leaves straight for its owner when the step is computed, and travels while the
-// next one is; the kernels poll both exchanges.
-void RingGradient::backward(const BackwardTensors& tensors) {
+// next one is; on the CPU the kernels poll both exchanges.
+void RingGradient::backward(const BackwardTensors& tensors, Stream stream) {
   pieces_.rethrow();  // then the ring may have been left in the middle of a hop
-  refuse_tensors_together(plan_, comm_, problems_with(plan_, tensors));
+  refuse_tensors_together(plan_, transport_, problems_with(plan_, tensors, transport_.device()),
+                          stream);
   ring_.reset();
-  pack_own(tensors);
+  pieces_.reset();
+  pack_own(tensors, stream);
   const std::size_t num_steps = gradient_.schedule().steps.size();
   for (std::size_t step = 0; step < num_steps; ++step) {
-    ring_.post();
-    run_tasks(step, tensors);
+    ring_.post(stream);
+    run_tasks(step, tensors, stream);
     if (step > 0) {
-      fold_pieces(step - 1, tensors);
-      send_pieces(step);
+      fold_pieces(step - 1, tensors, stream);
+      send_pieces(step, stream);
     }
-    ring_.wait();
+    ring_.wait(stream);
   }
-  fold_pieces(num_steps - 1, tensors);
+  fold_pieces(num_steps - 1, tensors, stream);
 }
 
-void RingGradient::run_tasks(std::size_t step, const BackwardTensors& tensors) {
-  const GradientSchedule& schedule = gradient_.schedule();
-  const GradientStep& now = schedule.steps[step];
-  if (now.task_begin == now.task_end) return;
-  const auto owner = static_cast<std::size_t>(now.kv_owner);
-  const std::vector<OwnedChunk>& arrived = plan_.sharding().shards[owner].kv;
-  kv_blocks_.clear();
-  for (std::size_t j = 0; j < arrived.size(); ++j) {
-    kv_blocks_.push_back(
-        {ring_.current().data() + gradient_.kv_offsets(now.kv_owner)[j], arrived[j].num_tokens});
-  }
-  dkv_slots_.clear();
-  for (const DkvPlace& there : gradient_.places(step)) dkv_slots_.push_back(place(there));
-  tasks_.clear();
-  for (std::int64_t i = now.task_begin; i < now.task_end; ++i) {
-    const ScheduledTask& item = schedule.tasks[static_cast<std::size_t>(i)];
-    const SumOp* sums = schedule.sums.data();
-    GradientTask& task = tasks_.emplace_back(item.task);
-    task.dq_sums = {sums + item.dq_sum_begin, sums + item.dq_sum_end};
-    task.dkv_sums = {sums + item.dkv_sum_begin, sums + item.dkv_sum_end};
-  }
+void RingGradient::run_tasks(std::size_t step, const BackwardTensors& tensors, Stream stream) {
+  binding_.bind(step, ring_.current().data(), pieces_.outgoing().data());
+  if (binding_.tasks().empty()) return;
   plan_.kernels().gradient.backward({.problem = plan_.kernel_problem(),
-                                     .q_blocks = q_blocks_,
-                                     .kv_blocks = kv_blocks_,
-                                     .tasks = tasks_,
+                                     .q_blocks = binding_.q_blocks(),
+                                     .kv_blocks = binding_.kv_blocks(),
+                                     .tasks = binding_.tasks(),
                                      .dq_slots = carried_dq_.data(),
-                                     .dkv_slots = dkv_slots_,
+                                     .dkv_slots = binding_.dkv_slots(),
                                      .dq = tensors.dq,
                                      .workspace = workspace_.data(),
                                      .limits = gradient_.limits(),
-                                     .progress = progress()});
+                                     .progress = progress(),
+                                     .stream = stream,
+                                     .image = images_.at(step)});
 }
 
-void RingGradient::send_pieces(std::size_t step) {
+void RingGradient::send_pieces(std::size_t step, Stream stream) {
   const GradientStep& now = gradient_.schedule().steps[step];
   pieces_.post({.step = static_cast<int>(step),
                 .to = now.kv_owner,
                 .bytes_out = gradient_.bytes_out(step),
                 .from = now.pieces_from,
-                .bytes_in = gradient_.bytes_in(step)});
+                .bytes_in = gradient_.bytes_in(step)},
+               stream);
 }
 
-void RingGradient::fold_pieces(std::size_t step, const BackwardTensors& tensors) {
+void RingGradient::fold_pieces(std::size_t step, const BackwardTensors& tensors, Stream stream) {
   const GradientSchedule& schedule = gradient_.schedule();
   const GradientStep& now = schedule.steps[step];
   if (step > 0) {
-    pieces_.wait();
+    pieces_.wait(stream);
     const std::byte* next = pieces_.incoming().data();
     for (std::size_t j = 0; j < now.arriving.size(); ++j) {
       incoming_[j] = next;
@@ -160,19 +143,8 @@ void RingGradient::fold_pieces(std::size_t step, const BackwardTensors& tensors)
                                     .ops = folds_,
                                     .dk = tensors.dk,
                                     .dv = tensors.dv,
-                                    .progress = progress()});
-}
-
-std::byte* RingGradient::place(const DkvPlace& place) const {
-  switch (place.area) {
-    case DkvArea::carried:
-      return carried_dkv_.data() + place.offset;
-    case DkvArea::work:
-      return work_dkv_.data() + place.offset;
-    case DkvArea::message:
-      return pieces_.outgoing().data() + place.offset;
-  }
-  return nullptr;
+                                    .progress = progress(),
+                                    .stream = stream});
 }
 
 /// What arrived is only ever read.
@@ -195,13 +167,14 @@ ProgressHook RingGradient::progress() {
           this};
 }
 
-void RingGradient::pack_own(const BackwardTensors& tensors) {
+void RingGradient::pack_own(const BackwardTensors& tensors, Stream stream) {
   const GradientKernels& kernels = plan_.kernels().gradient;
   kernels.pack_kv({.problem = plan_.kernel_problem(),
                    .k = tensors.k,
                    .v = tensors.v,
                    .chunks = own_kv_,
-                   .packed = ring_.own().data()});
+                   .packed = ring_.own().data(),
+                   .stream = stream});
   kernels.pack_queries({.problem = plan_.kernel_problem(),
                         .q = tensors.q,
                         .out = tensors.out,
@@ -209,11 +182,14 @@ void RingGradient::pack_own(const BackwardTensors& tensors) {
                         .lse = tensors.lse,
                         .dlse = tensors.dlse,
                         .chunks = own_q_,
-                        .packed = queries_.data()});
+                        .packed = queries_.data(),
+                        .stream = stream});
   for (const std::int32_t q : gradient_.schedule().unseeing_q) {
     const OwnedChunk& rows = plan_.shard().q[static_cast<std::size_t>(q)];
-    kernels.zero_rows(
-        {.tensor = tensors.dq, .row_begin = rows.local_begin, .num_rows = rows.num_tokens});
+    kernels.zero_rows({.tensor = tensors.dq,
+                       .row_begin = rows.local_begin,
+                       .num_rows = rows.num_tokens,
+                       .stream = stream});
   }
 }
 

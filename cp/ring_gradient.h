@@ -11,16 +11,19 @@
 #include <cstddef>
 #include <vector>
 
+#include "cp/gradient_binding.h"
 #include "cp/gradient_plan.h"
 #include "cp/plan.h"
-#include "src/comm/communicator.h"
+#include "cp/step_images.h"
 #include "src/comm/direct_exchange.h"
 #include "src/comm/ring_exchange.h"
+#include "src/comm/shard_transport.h"
 #include "src/device/memory.h"
 
 namespace cpattn {
 
-/// Local shard of everything the backward reads and writes, rows as Plan::shard() orders them.
+/// Local shard of everything the backward reads and writes, rows as Plan::shard() orders them, in
+/// memory of the transport's device.
 struct BackwardTensors {
   AnyConstTensor q;                 ///< [q_rows, Hq, D], as given to forward
   AnyConstTensor k;                 ///< [kv_rows, Hkv, D]
@@ -40,34 +43,35 @@ struct BackwardTensors {
 /// Thread-safety  as RingAttention.
 class RingGradient {
  public:
-  /// Collective, as RingAttention's. `plan`, `gradient` and `comm` must outlive this; the plans are
-  /// read at every backward().
-  RingGradient(const Plan& plan, const GradientPlan& gradient, Communicator& comm);
+  /// Collective, as RingAttention's. `plan`, `gradient` and `transport` must outlive this; the plans
+  /// are read at every backward().
+  RingGradient(const Plan& plan, const GradientPlan& gradient, ShardTransport& transport);
 
   /// Collective. Gradients of this rank's q, k and v rows.
   ///
   /// Shapes   see BackwardTensors; gradients may have another dtype than their tensor. Strides any;
   ///          last dimension contiguous; outputs share no element with inputs or each other
   ///          (interleaved views of one buffer do not).
+  /// Stream   as forward().
   /// Errors   InvalidArgument on every rank, before any tensor moves; CommError as forward().
   /// Cost     2 * Shard::visible_pairs * Hq * (3 D + 2 Dv) flop; GradientPlan::bytes_on_wire().
-  void backward(const BackwardTensors& tensors);
+  void backward(const BackwardTensors& tensors, Stream stream = {});
 
   const RingStats& ring_stats() const { return ring_.stats(); }
   const TransferStats& piece_stats() const { return pieces_.stats(); }
 
  private:
-  void pack_own(const BackwardTensors& tensors);
-  void run_tasks(std::size_t step, const BackwardTensors& tensors);
-  void send_pieces(std::size_t step);
-  void fold_pieces(std::size_t step, const BackwardTensors& tensors);
-  std::byte* place(const DkvPlace& place) const;
+  void pack_own(const BackwardTensors& tensors, Stream stream);
+  void run_tasks(std::size_t step, const BackwardTensors& tensors, Stream stream);
+  void send_pieces(std::size_t step, Stream stream);
+  void fold_pieces(std::size_t step, const BackwardTensors& tensors, Stream stream);
   std::byte* fold_place(const FoldOp& op, SlotIndex slot) const;
+  std::vector<std::vector<std::byte>> make_images();
   ProgressHook progress();
 
   const Plan& plan_;
   const GradientPlan& gradient_;
-  Communicator& comm_;
+  ShardTransport& transport_;
   RingExchange ring_;
   DirectExchange pieces_;
   Buffer queries_;
@@ -77,12 +81,10 @@ class RingGradient {
   Buffer workspace_;
   std::vector<PackChunk> own_kv_;
   std::vector<PackChunk> own_q_;
-  std::vector<QueryBlock> q_blocks_;
-  std::vector<KvBlock> kv_blocks_;  // of the current step, as all below; capacity for the largest
-  std::vector<GradientTask> tasks_;
-  std::vector<std::byte*> dkv_slots_;
+  GradientBinding binding_;
+  StepImages images_;
   std::vector<const std::byte*> incoming_;  // piece 0 of each own kv chunk
-  std::vector<DkvOp> folds_;
+  std::vector<DkvOp> folds_;                // of the current step; capacity for the largest
 };
 
 }  // namespace cpattn

@@ -11,17 +11,49 @@ RingOptions ring_options(const Plan& plan) {
           .delay_seed = static_cast<std::uint64_t>(plan.config().shuffle_arrival)};
 }
 
-Communicator& agreed(const Plan& plan, std::string_view lines, Communicator& comm) {
+std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
+                                   const std::vector<std::size_t>& offsets) {
+  std::vector<PackChunk> chunks;
+  for (std::size_t i = 0; i < own.size(); ++i)
+    chunks.push_back({own[i].local_begin, own[i].num_tokens, offsets[i]});
+  return chunks;
+}
+
+ShardTransport& agreed(const Plan& plan, std::string_view lines, ShardTransport& transport) {
+  Communicator& comm = transport.control();
   require(plan.rank() == comm.rank() && plan.world_size() == comm.size(), "plan of rank ",
           plan.rank(), " of ", plan.world_size(), " on a communicator where this is rank ",
           comm.rank(), " of ", comm.size());
-  agree(comm, lines, deadline_after(Seconds(plan.config().timeout_seconds)));
-  return comm;
+  const DeviceKind kernels = plan.kernels().device, shards = transport.device().kind();
+  const std::string mismatch =
+      kernels == shards
+          ? ""
+          : detail::concat("kernels ", plan.kernels().name, " for ", name_of(kernels),
+                           ", expected kernels for ", name_of(shards), ", where transport ",
+                           transport.transport(), " has its shards");
+  const auto deadline = deadline_after(Seconds(plan.config().timeout_seconds));
+  refuse_together(comm, mismatch, deadline, "device check");
+  agree(comm, lines, deadline);
+  return transport;
 }
 
-void refuse_tensors_together(const Plan& plan, Communicator& comm, std::string_view mine) {
-  refuse_together(comm, mine, deadline_after(Seconds(plan.config().timeout_seconds)),
-                  "tensor check");
+void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::string_view mine,
+                             Stream stream) {
+  Communicator& comm = transport.control();
+  const Device& device = transport.device();
+  std::string refusal(mine);
+  if (const std::string problem = device.problem_with(stream); !problem.empty())
+    refusal += (refusal.empty() ? "" : "; ") + problem;
+  if (!device.is_capturing(stream)) {
+    return refuse_together(comm, refusal, deadline_after(Seconds(plan.config().timeout_seconds)),
+                           "tensor check");
+  }
+  if (!transport.can_capture()) {
+    refusal += detail::concat(refusal.empty() ? "" : "; ",
+                              "stream: in capture, expected none: ", "transport ",
+                              transport.transport(), " moves bytes by the host");
+  }
+  require(refusal.empty(), "rank ", comm.rank(), ": ", refusal);
 }
 
 }  // namespace cpattn

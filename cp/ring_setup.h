@@ -2,21 +2,31 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "cp/plan.h"
-#include "src/comm/communicator.h"
+#include "kernels/block_attention.h"
 #include "src/comm/ring_exchange.h"
+#include "src/comm/shard_transport.h"
 
 namespace cpattn {
 
 RingOptions ring_options(const Plan& plan);
 
-/// `comm`, once all ranks are known to have made the same plan: all of `lines` are equal.
-/// Collective; InvalidArgument on every rank otherwise.
-Communicator& agreed(const Plan& plan, std::string_view lines, Communicator& comm);
+/// Own chunks and where each is packed.
+std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
+                                   const std::vector<std::size_t>& offsets);
+
+/// `transport`, once all ranks are known to have made the same plan: all of `lines` are equal, and
+/// every rank's kernels are for the device of its transport. Collective; InvalidArgument on every
+/// rank otherwise.
+ShardTransport& agreed(const Plan& plan, std::string_view lines, ShardTransport& transport);
 
 /// What every forward() and backward() begins with: all ranks hear what any of them refuses of its
-/// tensors. Collective; InvalidArgument on every rank unless all texts are empty.
-void refuse_tensors_together(const Plan& plan, Communicator& comm, std::string_view mine);
+/// tensors or its stream. Collective; InvalidArgument on every rank unless all texts are empty. While
+/// `stream` is in capture nothing moves on any rank, so then a rank refuses alone; that includes
+/// transports that cannot be captured.
+void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::string_view mine,
+                             Stream stream);
 
 }  // namespace cpattn

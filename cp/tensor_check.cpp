@@ -10,6 +10,12 @@ void TensorCheck::add(const std::string& problem) {
   problems_ += (problems_.empty() ? "" : "; ") + problem;
 }
 
+void TensorCheck::check_place(std::string_view name, const void* data, std::int64_t rows) {
+  if (rows == 0) return;
+  if (const std::string problem = device_.problem_with(data); !problem.empty())
+    add(detail::concat(name, ": ", problem));
+}
+
 void TensorCheck::tensor(std::string_view name, const AnyConstTensor& tensor,
                          std::initializer_list<DType> dtypes, std::int64_t rows, std::int64_t heads,
                          std::int64_t dim) {
@@ -18,7 +24,9 @@ void TensorCheck::tensor(std::string_view name, const AnyConstTensor& tensor,
       tensor.shape[0] == rows && tensor.shape[1] == heads && tensor.shape[2] == dim;
   const bool is_contiguous = tensor.strides[2] == 1 || dim == 1;
   const bool is_there = tensor.data != nullptr || rows == 0;
-  if (is_dtype && is_shape && is_contiguous && is_there) return;
+  if (is_dtype && is_shape && is_contiguous && is_there) {
+    return check_place(name, tensor.data, rows);
+  }
   std::string expected;
   for (const DType* dtype = dtypes.begin(); dtype != dtypes.end(); ++dtype) {
     if (std::find(dtypes.begin(), dtype, *dtype) != dtype) continue;  // listed already
@@ -33,9 +41,21 @@ void TensorCheck::tensor(std::string_view name, const AnyConstTensor& tensor,
 void TensorCheck::matrix(std::string_view name, const TensorView<const float, 2>& view,
                          std::int64_t rows, std::int64_t heads) {
   const bool is_there = view.data != nullptr || rows == 0;
-  if (view.shape[0] == rows && view.shape[1] == heads && is_there) return;
+  if (view.shape[0] == rows && view.shape[1] == heads && is_there) {
+    return check_place(name, view.data, rows);
+  }
   add(detail::concat(name, ": [", view.shape[0], ", ", view.shape[1], "]",
                      view.data == nullptr ? ", null" : "", "; expected [", rows, ", ", heads, "]"));
+}
+
+void TensorCheck::vector(std::string_view name, const TensorView<float, 1>& view,
+                         std::int64_t size) {
+  if (view.data == nullptr) return;
+  if (view.shape[0] == size && (view.strides[0] == 1 || size == 1)) {
+    return check_place(name, view.data, size);
+  }
+  add(detail::concat(name, ": [", view.shape[0], "], stride ", view.strides[0], "; expected [",
+                     size, "], contiguous"));
 }
 
 void TensorCheck::separate(std::initializer_list<Named> outputs,

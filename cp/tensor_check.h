@@ -8,11 +8,15 @@
 
 #include "src/base/overlap.h"
 #include "src/base/tensor_view.h"
+#include "src/device/device.h"
 
 namespace cpattn {
 
 class TensorCheck {
  public:
+  /// Tensors are expected in memory that `device` takes; it must outlive this.
+  explicit TensorCheck(const Device& device) : device_(device) {}
+
   /// What is expected of a tensor [rows, heads, dim]: one of `dtypes`, which may name one
   /// twice, and a contiguous last dimension.
   void tensor(std::string_view name, const AnyConstTensor& tensor,
@@ -20,6 +24,9 @@ class TensorCheck {
               std::int64_t dim);
   void matrix(std::string_view name, const TensorView<const float, 2>& view, std::int64_t rows,
               std::int64_t heads);
+
+  /// No data is fine.
+  void vector(std::string_view name, const TensorView<float, 1>& view, std::int64_t size);
 
   struct Named {
     std::string_view name;
@@ -34,7 +41,9 @@ class TensorCheck {
 
  private:
   void add(const std::string& problem);
+  void check_place(std::string_view name, const void* data, std::int64_t rows);
 
+  const Device& device_;
   std::string problems_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "src/base/digest.h"
 #include "src/base/error.h"
+#include "src/comm/message_transfer.h"
 
 namespace cpattn {
 
@@ -56,6 +57,11 @@ void Communicator::wait(Pending& pending, Clock::time_point deadline, const Wait
           late_text(rank(), context, std::max(Seconds(0), Seconds(deadline - started))));
     std::this_thread::yield();
   }
+}
+
+std::unique_ptr<Transfer> Communicator::make_transfer(ExchangeKind kind,
+                                                      const TransferOptions& options) {
+  return std::make_unique<MessageTransfer>(*this, kind, options);
 }
 
 void Communicator::leak_kept_memory() noexcept {

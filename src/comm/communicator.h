@@ -8,18 +8,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "src/comm/shard_transport.h"
 #include "src/device/memory.h"
 
 namespace cpattn {
-
-using Clock = std::chrono::steady_clock;
-using Seconds = std::chrono::duration<double>;
 
 /// The moment a wait gives up.
 inline Clock::time_point deadline_after(Seconds timeout) {
@@ -60,16 +59,10 @@ struct WaitContext {
 /// names `context.what` instead. `waited` is rounded to milliseconds.
 std::string late_text(int rank, const WaitContext& context, Seconds waited);
 
-class Communicator {
+class Communicator : public ShardTransport {
  public:
-  Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-  virtual ~Communicator() = default;
-
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string_view transport() const = 0;  ///< "loopback", "mpi", ...
   /// Longest single message on the wire, longer ones are cut; 0 for a transport that cuts none.
   virtual std::size_t max_message_bytes() const { return 0; }
 
@@ -104,6 +97,13 @@ class Communicator {
   /// failure; on loopback it makes every other rank's next test() throw CommError with `reason`.
   virtual void abort(int exit_code, std::string_view reason) noexcept = 0;
 
+  /// As the transport of shards in host memory.
+  Communicator& control() override { return *this; }
+  Device& device() override { return cpu_; }
+  std::unique_ptr<Transfer> make_transfer(ExchangeKind kind,
+                                          const TransferOptions& options) override;
+  bool can_verify_checksums() const override { return true; }
+
   /// After a failure: keeps memory that an unfinished message may still touch until the
   /// communicator itself ends.
   void keep_until_end(Buffer bytes) noexcept { kept_.push_back(std::move(bytes)); }
@@ -118,6 +118,7 @@ class Communicator {
 
  private:
   struct Collective;
+  CpuDevice cpu_;
   std::vector<Buffer> kept_;
 };
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include "src/comm/communicator.h"
@@ -29,7 +30,7 @@ struct DirectHop {
 class DirectExchange {
  public:
   /// The longest spans of any hop, out and in. Allocates two send buffers and one to receive.
-  DirectExchange(Communicator& comm, std::size_t max_bytes_out, std::size_t max_bytes_in,
+  DirectExchange(ShardTransport& transport, std::size_t max_bytes_out, std::size_t max_bytes_in,
                  const TransferOptions& options);
   DirectExchange(const DirectExchange&) = delete;
   DirectExchange& operator=(const DirectExchange&) = delete;
@@ -37,20 +38,26 @@ class DirectExchange {
 
   /// Where the next span to leave is written; not what is in flight.
   std::span<std::byte> outgoing() const { return out_[next_out_].bytes(); }
+  /// Where outgoing() of the n-th post() after reset(), and incoming(), will be in every pass.
+  std::byte* outgoing_at(int post) const { return out_[post % 2].data(); }
+  const std::byte* incoming_at() const { return in_.data(); }
+  /// Back to the first send buffer. InternalError while a transfer is active.
+  void reset();
+
   /// What the last wait() brought.
   std::span<const std::byte> incoming() const { return in_.bytes().first(bytes_in_); }
 
   /// Sends the first bytes_out bytes of outgoing(), which then is the other buffer. InvalidArgument
   /// for a span longer than the longest; InternalError for a post() before the last one's wait().
-  void post(const DirectHop& hop);
-  bool is_active() const { return transfer_.is_active(); }
+  void post(const DirectHop& hop, Stream stream = {});
+  bool is_active() const { return transfer_->is_active(); }
   /// Throws again what an earlier hop failed with.
-  void rethrow() const { transfer_.rethrow(); }
+  void rethrow() const { transfer_->rethrow(); }
   /// As RingExchange's.
-  void poll() noexcept { transfer_.poll(); }
-  void wait() { transfer_.wait(); }
+  void poll() noexcept { transfer_->poll(); }
+  void wait(Stream stream = {}) { transfer_->wait(stream); }
 
-  const TransferStats& stats() const { return transfer_.stats(); }
+  const TransferStats& stats() const { return transfer_->stats(); }
 
   /// Bytes of all buffers; what a plan accounts.
   static std::size_t workspace_bytes(std::size_t max_bytes_out, std::size_t max_bytes_in) {
@@ -64,7 +71,7 @@ class DirectExchange {
   Buffer in_;
   int next_out_ = 0;
   std::size_t bytes_in_ = 0;
-  Transfer transfer_;
+  std::unique_ptr<Transfer> transfer_;
 };
 
 }  // namespace cpattn

@@ -5,13 +5,13 @@
 // slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
 // post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
 // received into a slot only after that slot's own send was seen complete, so nothing in flight is
-// written. A hop is a Transfer (transfer.h): four operations per hop and rank, verified by a header
-// that carries the owner's checksum. After a CommError the exchange throws it again on every
+// written. A hop is a Transfer (transfer.h). After a CommError the exchange throws it again on every
 // further post() or wait().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -34,12 +34,14 @@ using RingStats = TransferStats;
 class RingExchange {
  public:
   /// `span_bytes[r]` is the size of rank r's span; the same on every rank. Allocates both slots.
-  RingExchange(Communicator& comm, std::vector<std::size_t> span_bytes, const RingOptions& options);
+  RingExchange(ShardTransport& transport, std::vector<std::size_t> span_bytes,
+               const RingOptions& options);
   RingExchange(const RingExchange&) = delete;
   RingExchange& operator=(const RingExchange&) = delete;
   ~RingExchange();
 
-  /// Back to step 0; own() is then where this rank writes its span before the first post().
+  /// Back to step 0, and to the first slot: every pass has its spans at the same addresses. own()
+  /// is then where this rank writes its span before the first post().
   void reset();
   std::span<std::byte> own();
 
@@ -47,16 +49,20 @@ class RingExchange {
   int current_owner() const;
   std::span<const std::byte> current() const;
 
-  /// Starts the hop out of this step. Misuse (two posts without a wait) is an InternalError.
-  void post();
+  /// Where the span of a step will be, in every pass: what is computed on can be written down
+  /// beforehand.
+  const std::byte* at_step(int step) const { return slots_[step % 2].data(); }
+
+  /// Starts the hop out of this step, once `stream` has got so far. Misuse (two posts without a wait) is an InternalError.
+  void post(Stream stream = {});
   /// Lets the transport make progress; call it at least every 50 to 200 us while computing. Cheap
   /// when called more often: it looks at the clock and acts every 50 us. Never throws: an error is
   /// kept and thrown by wait().
   void poll() noexcept;
-  /// Ends the hop: blocks until both directions are done, verifies the header, swaps the slots.
+  /// Ends the hop, verified, and swaps the slots; on the CPU blocks until both directions are done.
   /// CommError at the deadline, on a length, owner or checksum mismatch, and for errors kept by
   /// poll().
-  void wait();
+  void wait(Stream stream = {});
 
   const RingStats& stats() const;
 
@@ -75,7 +81,7 @@ class RingExchange {
   int current_slot_ = 0;
   int step_ = 0;
   std::uint64_t current_checksum_ = 0;  // of the span in the current slot, as its owner computed it
-  Transfer hop_;
+  std::unique_ptr<Transfer> hop_;
 };
 
 }  // namespace cpattn

@@ -1,43 +1,34 @@
-// Transfer: one span out and one span in, each a header and a payload: what an exchange does in one
-// step.
+// Transfer: one span out and one span in: what an exchange does in one step, whatever moves the
+// bytes.
 //
-// Always four operations, whatever the sizes (empty spans included), so sends and receives match by
-// construction (the transport cuts huge messages). The header carries the number of the transfer,
-// whose span it is, its byte count and checksum, and is what lengths are verified by. An error seen
-// by poll() is kept and thrown by wait(), and by every call after it.
+// On the CPU wait() blocks until the bytes are there; on a GPU start() and wait() put the transfer
+// into the order of a stream and return at once. An error seen by poll() is kept and thrown by
+// wait(), and by every call after it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <ostream>
 #include <span>
-#include <string>
+#include <string_view>
 
 #include "src/comm/communicator.h"
-#include "src/device/memory.h"
+#include "src/device/device.h"
 
 namespace cpattn {
 
 /// 64 bits that change when any single word of `bytes` does.
 std::uint64_t checksum_of(std::span<const std::byte> bytes);
 
-struct TransferOptions {
-  Seconds timeout{60.0};  ///< per transfer, counted from wait(), so that compute takes its time
-  bool verify_checksum = false;  ///< 64-bit checksum of every payload, checked on arrival
-  std::uint64_t delay_seed =
-      0;  ///< not 0: delay each transfer by a pseudo-random 0..2 ms per (seed, rank, step); tests
-};
-
 struct TransferStats {
   std::int64_t hops = 0;             ///< transfers completed
   std::int64_t messages_posted = 0;  ///< sends + receives, equal on every rank
   std::size_t bytes_sent = 0;        ///< payload bytes
-  double exposed_seconds = 0.0;      ///< time spent inside wait(): not hidden behind compute
+  double exposed_seconds = 0.0;      ///< host time inside wait(): not hidden behind compute
 };
 
-/// Who gets what from whom. The bytes stay untouched until wait() returned; when a failure leaves
-/// messages posted, their owner hands them to Communicator::keep_until_end().
+/// Who gets what from whom. The bytes stay untouched until wait() returned (on a GPU: until the
+/// stream is past it).
 struct TransferEnds {
   int step = 0;  ///< for messages
   int to = 0;
@@ -61,58 +52,29 @@ struct TransferPlace {
 
 class Transfer {
  public:
-  /// `what` must outlive this.
-  Transfer(Communicator& comm, Tag header, Tag payload, std::string_view what,
-           const TransferOptions& options);
+  Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  ~Transfer();
+  virtual ~Transfer() = default;
 
-  bool is_active() const { return is_active_; }  ///< between start() and the end of wait()
-  /// Messages are posted that the transport may still read or write.
-  bool is_in_flight() const;
+  virtual bool is_active() const = 0;  ///< between start() and the end of wait()
+  /// Something may still read or write the spans, though nobody will wait for it any more: their
+  /// owner hands them to Communicator::keep_until_end() instead of freeing them.
+  virtual bool is_in_flight() const = 0;
   /// Throws the error that was kept, if there is one.
-  void rethrow() const;
+  virtual void rethrow() const = 0;
 
-  /// InternalError while another one is active.
-  void start(const TransferEnds& ends);
+  /// Both spans are ready in the order of `stream`. InternalError while another one is active.
+  virtual void start(const TransferEnds& ends, Stream stream) = 0;
   /// Lets the transport make progress. Cheap: looks at the clock and acts every 50 us.
-  void poll() noexcept;
-  /// Blocks until both directions are done and verified. CommError at the deadline and for whatever
-  /// is not as expected.
-  void wait();
+  virtual void poll() noexcept = 0;
+  /// Work that is given to `stream` afterwards finds both directions done. CommError at the deadline
+  /// and for whatever is not as expected, on a GPU as soon as the host learns of it.
+  virtual void wait(Stream stream) = 0;
 
   /// What the sender computed over the last payload that arrived.
-  std::uint64_t arrived_checksum() const { return arrived_checksum_; }
-  const TransferStats& stats() const { return stats_; }
-
- private:
-  bool is_receive_done() const { return is_header_in_ && !payload_in_.is_active(); }
-  bool is_send_done() const { return !header_out_.is_active() && !payload_out_.is_active(); }
-  bool is_done() const { return is_posted_ && is_receive_done() && is_send_done(); }
-  void post_messages();
-  void progress();
-  void try_progress() noexcept;
-  void verify_header();
-  void verify_payload() const;
-  std::string describe_late() const;
-  TransferPlace place() const;
-
-  Communicator& comm_;
-  Tag header_tag_, payload_tag_;
-  std::string_view what_;
-  TransferOptions options_;
-  Buffer headers_;  // outgoing, incoming
-  TransferEnds ends_;
-  bool is_active_ = false;
-  bool is_posted_ = false;  // messages given to the transport (later than start() with a delay)
-  bool is_header_in_ = false;
-  Clock::time_point post_at_{};
-  Clock::time_point next_poll_{};
-  Pending header_in_, payload_in_, header_out_, payload_out_;
-  std::uint64_t arrived_checksum_ = 0;
-  std::exception_ptr failure_;
-  TransferStats stats_;
+  virtual std::uint64_t arrived_checksum() const = 0;
+  virtual const TransferStats& stats() const = 0;
 };
 
 }  // namespace cpattn

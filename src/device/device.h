@@ -1,13 +1,16 @@
-// Device and Stream: where shards live and in which order things happen to them, as plain words.
+// Device and Stream: where shards live, and in which order things happen to them.
 //
 // The CPU has one stream, which does everything at once; a CUDA stream is queued work, and a call
 // that takes one returns before the work is done.
 #pragma once
 
 #include <array>
-#include <cstdint>
+#include <cstddef>
+#include <span>
+#include <string>
 
 #include "src/base/enum_names.h"
+#include "src/device/memory.h"
 
 namespace cpattn {
 
@@ -22,6 +25,50 @@ struct EnumNames<DeviceKind> {
 /// Not owned. `handle` is a cudaStream_t; null on the CPU.
 struct Stream {
   void* handle = nullptr;
+};
+
+/// One device of this process. Buffers that it made may outlive it.
+///
+/// Thread-safety  any thread, except while a stream is being captured by another one.
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  virtual DeviceKind kind() const = 0;
+  /// "cpu", "cuda:0 NVIDIA H200, sm_90, 132 multiprocessors", ...
+  virtual std::string description() const = 0;
+
+  /// Zeros, aligned to 256 bytes on a GPU (64 on the CPU); ready for every stream when it returns.
+  /// Errors: InvalidArgument when it cannot be had, with the bytes asked for.
+  virtual Buffer allocate(std::size_t size_bytes) = 0;
+  /// Done when they return.
+  virtual void upload(std::byte* to, std::span<const std::byte> from) = 0;
+  virtual void download(std::span<std::byte> to, const std::byte* from) = 0;
+
+  /// Why kernels of this device must not be given this address of a tensor: "host memory, expected
+  /// memory of cuda:0", "address 0x7f...4, expected a multiple of 16"; "" when they may.
+  virtual std::string problem_with(const void* data) const = 0;
+
+  /// Why work must not be given to this stream: destroyed, of another device, the legacy default
+  /// stream; "" when it may. A stream in capture may.
+  virtual std::string problem_with(Stream stream) const = 0;
+  /// Work given to it is recorded, not done.
+  virtual bool is_capturing(Stream stream) const = 0;
+};
+
+class CpuDevice final : public Device {
+ public:
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  std::string description() const override { return "cpu"; }
+  Buffer allocate(std::size_t size_bytes) override { return Buffer(size_bytes); }
+  void upload(std::byte* to, std::span<const std::byte> from) override;
+  void download(std::span<std::byte> to, const std::byte* from) override;
+  std::string problem_with(const void*) const override { return ""; }
+  std::string problem_with(Stream stream) const override;
+  bool is_capturing(Stream) const override { return false; }
 };
 
 }  // namespace cpattn

@@ -25,6 +25,12 @@ Buffer::Buffer(std::size_t size_bytes) : size_bytes_(size_bytes) {
   data_.reset(static_cast<std::byte*>(memory));
 }
 
-void Buffer::Free::operator()(std::byte* memory) const noexcept { std::free(memory); }
+void Buffer::Free::operator()(std::byte* memory) const noexcept {
+  if (free == nullptr) {
+    std::free(memory);
+  } else {
+    free(owner.get(), memory);
+  }
+}
 
 }  // namespace cpattn

@@ -1,19 +1,25 @@
-// Buffer: owned, aligned memory on one device. The CPU is the only device of this build.
+// Buffer: owned, aligned memory on one device.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 
 namespace cpattn {
 
-/// Zero-initialised host memory, aligned to 64 bytes (2 MiB, with a huge-page hint, from 4 MiB on).
-/// Move-only.
+/// Move-only. Memory of the host, unless a Device made it.
 class Buffer {
  public:
   Buffer() = default;
-  /// Throws InvalidArgument when `size_bytes` cannot be had.
+  /// Zero-initialised host memory, aligned to 64 bytes (2 MiB, with a huge-page hint, from 4 MiB
+  /// on). Throws InvalidArgument when `size_bytes` cannot be had.
   explicit Buffer(std::size_t size_bytes);
+
+  /// Memory of another kind; `free(owner, memory)` gives it back, and `owner` is kept until then.
+  using FreeFunction = void (*)(void* owner, std::byte* memory) noexcept;
+  Buffer(std::byte* memory, std::size_t size_bytes, FreeFunction free, std::shared_ptr<void> owner)
+      : data_(memory, Free{free, std::move(owner)}), size_bytes_(size_bytes) {}
 
   std::byte* data() const { return data_.get(); }
   std::size_t size_bytes() const { return size_bytes_; }
@@ -23,7 +29,7 @@ class Buffer {
     return reinterpret_cast<T*>(data_.get());
   }
 
-  /// Gives the memory up without freeing it (std::free may later).
+  /// Gives the memory up without freeing it (std::free may later, if it is the host's).
   std::byte* release() {
     size_bytes_ = 0;
     return data_.release();
@@ -31,6 +37,8 @@ class Buffer {
 
  private:
   struct Free {
+    FreeFunction free;  ///< null: the host's
+    std::shared_ptr<void> owner;
     void operator()(std::byte* memory) const noexcept;
   };
   std::unique_ptr<std::byte, Free> data_;

@@ -1,4 +1,4 @@
-#include "src/comm/transfer.h"
+#include "src/comm/message_transfer.h"
 
 #include <cstring>
 #include <thread>
@@ -51,31 +51,31 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes) {
   return state;
 }
 
-Transfer::Transfer(Communicator& comm, Tag header, Tag payload, std::string_view what,
-                   const TransferOptions& options)
+MessageTransfer::MessageTransfer(Communicator& comm, ExchangeKind kind,
+                                 const TransferOptions& options)
     : comm_(comm),
-      header_tag_(header),
-      payload_tag_(payload),
-      what_(what),
+      header_tag_(kind == ExchangeKind::ring ? Tag::ring_header : Tag::direct_header),
+      payload_tag_(kind == ExchangeKind::ring ? Tag::ring_payload : Tag::direct_payload),
+      what_(kind == ExchangeKind::ring ? "ring hop" : "direct hop"),
       options_(options),
       headers_(2 * sizeof(TransferHeader)) {}
 
-Transfer::~Transfer() {
+MessageTransfer::~MessageTransfer() {
   // A failure left messages posted: the transport may still read or write these bytes.
   if (is_in_flight()) comm_.keep_until_end(std::move(headers_));
 }
 
-bool Transfer::is_in_flight() const {
+bool MessageTransfer::is_in_flight() const {
   return header_in_.is_active() || payload_in_.is_active() || !is_send_done();
 }
 
-void Transfer::rethrow() const {
+void MessageTransfer::rethrow() const {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-TransferPlace Transfer::place() const { return {comm_.rank(), ends_.step}; }
+TransferPlace MessageTransfer::place() const { return {comm_.rank(), ends_.step}; }
 
-void Transfer::start(const TransferEnds& ends) {
+void MessageTransfer::start(const TransferEnds& ends, Stream) {
   rethrow();
   invariant(!is_active_, place(), what_, " started twice without wait()");
   ends_ = ends;
@@ -94,7 +94,7 @@ void Transfer::start(const TransferEnds& ends) {
   post_messages();
 }
 
-void Transfer::post_messages() {
+void MessageTransfer::post_messages() {
   const auto header_out = headers_.bytes().first(sizeof(TransferHeader));
   const auto header_in = headers_.bytes().last(sizeof(TransferHeader));
   TransferHeader header{.hop = static_cast<std::uint64_t>(stats_.hops),
@@ -113,7 +113,7 @@ void Transfer::post_messages() {
   stats_.bytes_sent += ends_.out.size();
 }
 
-void Transfer::progress() {
+void MessageTransfer::progress() {
   if (!is_posted_) {
     if (Clock::now() < post_at_) return;
     post_messages();
@@ -126,7 +126,7 @@ void Transfer::progress() {
   if (payload_out_.is_active()) comm_.test(payload_out_);
 }
 
-void Transfer::verify_header() {
+void MessageTransfer::verify_header() {
   TransferHeader header;
   std::memcpy(&header, headers_.bytes().last(sizeof header).data(), sizeof header);
   const auto owner = static_cast<std::uint64_t>(ends_.subject_in);
@@ -145,7 +145,7 @@ void Transfer::verify_header() {
   is_header_in_ = true;
 }
 
-void Transfer::verify_payload() const {
+void MessageTransfer::verify_payload() const {
   if (!options_.verify_checksum) return;
   const std::uint64_t checksum = checksum_of(ends_.in);
   require<CommError>(checksum == arrived_checksum_, place(), "the payload from rank ", ends_.from,
@@ -154,7 +154,7 @@ void Transfer::verify_payload() const {
                      arrived_checksum_);
 }
 
-void Transfer::poll() noexcept {
+void MessageTransfer::poll() noexcept {
   constexpr std::chrono::microseconds kPause{50};
   if (!is_active_ || failure_ || is_done()) return;
   const Clock::time_point now = Clock::now();
@@ -163,7 +163,7 @@ void Transfer::poll() noexcept {
   try_progress();
 }
 
-void Transfer::try_progress() noexcept {
+void MessageTransfer::try_progress() noexcept {
   if (failure_ || is_done()) return;
   try {
     progress();
@@ -172,7 +172,7 @@ void Transfer::try_progress() noexcept {
   }
 }
 
-void Transfer::wait() {
+void MessageTransfer::wait(Stream) {
   rethrow();
   invariant(is_active_, place(), what_, ": wait() without start()");
 
@@ -193,7 +193,7 @@ void Transfer::wait() {
   ++stats_.hops;
 }
 
-std::string Transfer::describe_late() const {
+std::string MessageTransfer::describe_late() const {
   if (is_receive_done()) {
     return late_text(comm_.rank(),
                      {.what = what_,
