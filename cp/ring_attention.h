@@ -22,8 +22,8 @@ struct ForwardTensors {
   AnyTensor out;             ///< [q_rows, Hq, Dv]
   TensorView<float, 2> lse;  ///< [q_rows, Hq]
   /// [Hq], contiguous, or no data: head_maxima[h] becomes the larger of what it was and the largest
-  /// visible softmax_scale * q.k of this rank's rows, in f32. Begin with -inf, which is what it stays
-  /// where nothing was observed; a NaN stays. The maximum over ranks is the caller's.
+  /// visible softmax_scale * q.k of this rank's rows, in f32. Begin with -inf, which is what it
+  /// stays where nothing was observed; a NaN stays. The maximum over ranks is the caller's.
   TensorView<float, 1> head_maxima = {};
 };
 
@@ -42,11 +42,11 @@ class RingAttention {
   ///
   /// Shapes   see ForwardTensors. Dtypes as in Plan::problem(). Strides any; last dimension
   ///          contiguous; out and lse share no element with the inputs or each other.
-  /// Stream   on a GPU everything is put into the order of `stream`, which may be in capture; none on
-  ///          the CPU. The first call's memory is all there is.
+  /// Stream   on a GPU everything is put into the order of `stream`, which may be in capture; none
+  ///          on the CPU. The first call's memory is all there is.
   /// Errors   InvalidArgument on every rank, before any tensor moves, when a rank's tensors do not
-  ///          fit its plan (in capture: on this rank, for nothing moves then); CommError when a peer
-  ///          fails or is late.
+  ///          fit its plan (in capture: on this rank, for nothing moves then); CommError when a
+  ///          peer fails or is late.
   /// Cost     2 * Shard::visible_pairs * Hq * (D + Dv) flop; Plan::bytes_on_wire() bytes sent.
   /// Source   Ring Attention (Liu, Zaharia, Abbeel 2023); numerics: kernels/lse.h,
   /// src/base/reduction_tree.h.

@@ -43,8 +43,8 @@ struct BackwardTensors {
 /// Thread-safety  as RingAttention.
 class RingGradient {
  public:
-  /// Collective, as RingAttention's. `plan`, `gradient` and `transport` must outlive this; the plans
-  /// are read at every backward().
+  /// Collective, as RingAttention's. `plan`, `gradient` and `transport` must outlive this; the
+  /// plans are read at every backward().
   RingGradient(const Plan& plan, const GradientPlan& gradient, ShardTransport& transport);
 
   /// Collective. Gradients of this rank's q, k and v rows.

@@ -23,9 +23,9 @@ std::vector<PackChunk> pack_chunks(const std::vector<OwnedChunk>& own,
 ShardTransport& agreed(const Plan& plan, std::string_view lines, ShardTransport& transport);
 
 /// What every forward() and backward() begins with: all ranks hear what any of them refuses of its
-/// tensors or its stream. Collective; InvalidArgument on every rank unless all texts are empty. While
-/// `stream` is in capture nothing moves on any rank, so then a rank refuses alone; that includes
-/// transports that cannot be captured.
+/// tensors or its stream. Collective; InvalidArgument on every rank unless all texts are empty.
+/// While `stream` is in capture nothing moves on any rank, so then a rank refuses alone; that
+/// includes transports that cannot be captured.
 void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::string_view mine,
                              Stream stream);
 

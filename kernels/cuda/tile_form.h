@@ -7,7 +7,8 @@
 // what is computed on.
 //
 //   packed kv chunk    for each kv head, for each tile: K panels, V panels
-//   packed q chunk     for each query head, for each tile: q panels, dout panels, lse[64], delta[64]
+//   packed q chunk     for each query head, for each tile: q panels, dout panels, lse[64],
+//   delta[64]
 #pragma once
 
 #include "kernels/cuda/swizzle.h"

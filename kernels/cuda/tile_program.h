@@ -6,8 +6,8 @@
 // later goes to memory. With one kv chunk nothing but the result is ever written. Merging here is
 // merge_states (states.h), element by element: the same bits.
 //
-// A step's programs are written as one *image*, once per plan, which lies in device memory for good:
-// launches take pointers only, so they can be captured and replayed. Images are read-only.
+// A step's programs are written as one *image*, once per plan, which lies in device memory for
+// good: launches take pointers only, so they can be captured and replayed. Images are read-only.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ struct TileOp {
   TileOpKind kind = TileOpKind::block;
   SlotIndex slot = 0;
   std::int32_t kv_block = 0;
-  /// Row i of the *chunk* sees the keys [0, clamp(first_row_limit + i, 0, num_keys)) of the kv block:
-  /// full masks have first_row_limit = num_keys.
+  /// Row i of the *chunk* sees the keys [0, clamp(first_row_limit + i, 0, num_keys)) of the kv
+  /// block: full masks have first_row_limit = num_keys.
   std::int32_t first_row_limit = 0;
 };
 

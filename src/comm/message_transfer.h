@@ -2,8 +2,8 @@
 // payload.
 //
 // Always four operations, whatever the sizes (empty spans included), so sends and receives match by
-// construction (the communicator cuts huge messages). The header carries the number of the transfer,
-// whose span it is, its byte count and checksum, and is what lengths are verified by.
+// construction (the communicator cuts huge messages). The header carries the number of the
+// transfer, whose span it is, its byte count and checksum, and is what lengths are verified by.
 #pragma once
 
 #include <cstdint>

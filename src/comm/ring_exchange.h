@@ -5,8 +5,8 @@
 // slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
 // post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
 // received into a slot only after that slot's own send was seen complete, so nothing in flight is
-// written. A hop is a Transfer (transfer.h). After a CommError the exchange throws it again on every
-// further post() or wait().
+// written. A hop is a Transfer (transfer.h). After a CommError the exchange throws it again on
+// every further post() or wait().
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,8 @@ class RingExchange {
   /// beforehand.
   const std::byte* at_step(int step) const { return slots_[step % 2].data(); }
 
-  /// Starts the hop out of this step, once `stream` has got so far. Misuse (two posts without a wait) is an InternalError.
+  /// Starts the hop out of this step, once `stream` has got so far. Misuse (two posts without a
+  /// wait) is an InternalError.
   void post(Stream stream = {});
   /// Lets the transport make progress; call it at least every 50 to 200 us while computing. Cheap
   /// when called more often: it looks at the clock and acts every 50 us. Never throws: an error is

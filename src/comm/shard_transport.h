@@ -1,7 +1,7 @@
 // ShardTransport: where the shards of a group live and what moves them between its ranks.
 //
-// Shards in host memory travel as messages of a Communicator, so every Communicator is one. Shards in
-// device memory travel by NCCL, or through host memory by messages. Either way a group has one
+// Shards in host memory travel as messages of a Communicator, so every Communicator is one. Shards
+// in device memory travel by NCCL, or through host memory by messages. Either way a group has one
 // Communicator, the control plane, over which its ranks agree and refuse together.
 #pragma once
 
@@ -21,7 +21,8 @@ class Transfer;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-/// Whose transfers: those of a RingExchange or of a DirectExchange, which may be under way together.
+/// Whose transfers: those of a RingExchange or of a DirectExchange, which may be under way
+/// together.
 enum class ExchangeKind { ring, direct };
 
 struct TransferOptions {

@@ -68,8 +68,8 @@ class Transfer {
   virtual void start(const TransferEnds& ends, Stream stream) = 0;
   /// Lets the transport make progress. Cheap: looks at the clock and acts every 50 us.
   virtual void poll() noexcept = 0;
-  /// Work that is given to `stream` afterwards finds both directions done. CommError at the deadline
-  /// and for whatever is not as expected, on a GPU as soon as the host learns of it.
+  /// Work that is given to `stream` afterwards finds both directions done. CommError at the
+  /// deadline and for whatever is not as expected, on a GPU as soon as the host learns of it.
   virtual void wait(Stream stream) = 0;
 
   /// What the sender computed over the last payload that arrived.
