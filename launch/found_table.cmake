@@ -31,6 +31,8 @@ endif()
 # The kernels are not in the product yet: a toolkit is for checking them (docs/gpu.md).
 cp_row("CUDA toolkit ${CUDAToolkit_VERSION} ${CUDAToolkit_NVCC_EXECUTABLE}" "${CUDAToolkit_NVCC_EXECUTABLE}"
   "compile checks of the CUDA kernels" "nvcc 12.8 or later; their tests on the CPU need none")
+cp_row("headers of the CUDA runtime and of NCCL" "${CP_HAS_CUDA_HEADERS}"
+  "tests of streams, graphs and NCCL on the CPU" "CUDA 13.0 or later, nccl.h of 2.28 or later")
 if(CP_BUILD_TESTS AND CP_CUDA_HOST_SANITIZERS)
   set(found OFF)
   if(CP_HAS_ASAN AND CP_HAS_TSAN)

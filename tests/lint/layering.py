@@ -50,7 +50,13 @@ _THIRD_PARTY_ROOMS = (
     (r"dlfcn\.h", r"launch/"),
     # The operating system: memory for the ground floor, processes and files for the roof.
     (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
-    (r"cuda(?:_runtime(?:_api)?)?\.h|vector_types\.h", r"kernels/cuda/"),
+    (
+        r"cuda_runtime_api\.h",
+        r"kernels/cuda/|src/device/cuda_|tests/support/cuda/|tests/src/cuda/",
+    ),
+    (r"cuda(?:_runtime)?\.h|vector_types\.h", r"kernels/cuda/"),
+    (r"nccl\.h", r"src/comm/nccl_|tests/support/cuda/|tests/src/cuda/"),
+    (r"linux/futex\.h", r"tests/support/cuda/"),
     (
         r"(?:sys|netinet|arpa)/\w+\.h|(?:unistd|malloc|fcntl|signal|spawn|poll|sched|time)\.h",
         r"launch/|tests/",

@@ -106,6 +106,9 @@ class LayeringTest(LintTest):
             ("launch/a.cpp", "gtest/gtest.h"),
             ("cp/a.cpp", "unistd.h"),
             ("cp/a.cpp", "cuda_runtime.h"),
+            ("src/device/cuda_stream.cpp", "cuda_runtime.h"),
+            ("src/comm/a.cpp", "cuda_runtime_api.h"),
+            ("src/device/cuda_stream.cpp", "nccl.h"),
             ("kernels/cuda/a.cu", "sys/mman.h"),
         ):
             with self.subTest(name=name, header=header):
@@ -114,7 +117,11 @@ class LayeringTest(LintTest):
         files = {"launch/a.h": _HEADER + "#include <fmt/format.h>\n"}
         self.assert_found(layering, files, "not in this room")
         self.assert_found(layering, {"cp/a.cpp": "#include <torch/torch.h>\n"}, "has no room")
-        files = {"src/comm/mpi_comm.cpp": "#include <mpi.h>\n#include <span>\n"}
+        files = {
+            "src/comm/mpi_comm.cpp": "#include <mpi.h>\n#include <span>\n",
+            "src/comm/nccl_comm.cpp": "#include <nccl.h>\n",
+            "src/device/cuda_stream.cpp": "#include <cuda_runtime_api.h>\n",
+        }
         self.assert_clean(layering, files)
 
     def test_nothing_below_launch_prints_ends_or_reads_the_environment(self):

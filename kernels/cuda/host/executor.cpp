@@ -10,7 +10,9 @@ namespace {
 constexpr std::uint64_t kMaxGridX = 0x7fffffff;
 constexpr unsigned kMaxGridYZ = 65535, kMaxBlockXY = 1024, kMaxBlockZ = 64, kMaxThreads = 1024;
 
-void check(const LaunchShape& shape, const Options& options) {
+}  // namespace
+
+void check_launch(const LaunchShape& shape, std::size_t max_shared_bytes) {
   const Index3 grid = shape.grid, block = shape.block;
   require(grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= kMaxGridX && grid.y <= kMaxGridYZ &&
               grid.z <= kMaxGridYZ,
@@ -21,18 +23,16 @@ void check(const LaunchShape& shape, const Options& options) {
               block.y <= kMaxBlockXY && block.z <= kMaxBlockZ && threads <= kMaxThreads,
           "block (", block.x, ", ", block.y, ", ", block.z, "): expected 1 to (", kMaxBlockXY, ", ",
           kMaxBlockXY, ", ", kMaxBlockZ, ") and at most ", kMaxThreads, " threads");
-  require(shape.shared_bytes <= options.max_shared_bytes, shape.shared_bytes,
-          " bytes of dynamic shared memory: this device has ", options.max_shared_bytes);
-  require(current_thread == nullptr, "a kernel cannot launch kernels");
+  require(shape.shared_bytes <= max_shared_bytes, shape.shared_bytes,
+          " bytes of dynamic shared memory: this device has ", max_shared_bytes);
 }
-
-}  // namespace
 
 Executor::Executor(const Options& options) : options_(options), block_(new Block) {}
 Executor::~Executor() = default;
 
 void Executor::launch(const LaunchShape& shape, std::function<void()> thread) {
-  check(shape, options_);
+  check_launch(shape, options_.max_shared_bytes);
+  require(current_thread == nullptr, "a kernel cannot launch kernels");
   Fiber launcher;
   launcher.adopt_thread();
   const std::uint64_t plane = std::uint64_t{shape.grid.x} * shape.grid.y;

@@ -45,6 +45,9 @@ struct Counters {
   std::uint64_t ldmatrix_conflicts = 0;  ///< passes beyond the first
 };
 
+/// InvalidArgument: a shape no device takes, or not one with so much shared memory.
+void check_launch(const LaunchShape& shape, std::size_t max_shared_bytes);
+
 class Executor final : public CUstream_st {
  public:
   explicit Executor(const Options& options = {});

@@ -11,8 +11,10 @@
 
 #include "kernels/cuda/host/warp.h"
 
-#if __has_include(<vector_types.h>)
-#include <vector_types.h>  // the toolkit is in the include path: one dim3 for everybody
+#if __has_include(<cuda_runtime.h>)
+// The toolkit is in the include path: one dim3 for everybody, and here, before threadIdx and its
+// like become macros, since the toolkit's headers have parameters of these names.
+#include <cuda_runtime.h>
 #else
 struct dim3 {
   unsigned x, y, z;

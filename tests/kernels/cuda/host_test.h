@@ -1,4 +1,4 @@
-// What tests of kernels on the host share: the ways to run a case, and the count of races.
+// What tests of kernels on the host share: the ways to run a case, none of which may race.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,23 +9,9 @@
 
 #include "kernels/cuda/host/executor.h"
 #include "kernels/cuda/launch.h"
+#include "tests/support/races.h"
 
 namespace cpattn::cuda {
-
-/// Built a second and third time (CMakeLists.txt): what those builds find that this one does not.
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kFindsRaces = true;
-#else
-inline constexpr bool kFindsRaces = false;
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kFindsBadAddresses = true;
-#else
-inline constexpr bool kFindsBadAddresses = false;
-#endif
-
-/// Races that the thread sanitizer has reported so far; 0 without it.
-int num_races();
 
 /// How a kernel may be executed: it must be right in all of these.
 inline constexpr std::array kModes{
@@ -59,7 +45,7 @@ class HostTest : public ::testing::Test {
     executor_.set_options({});
     executor_.reset_counters();
   }
-  void TearDown() override { EXPECT_EQ(num_races() - first_races_ - expected_races_, 0); }
+  void TearDown() override { EXPECT_EQ(races_.num_unexpected(), 0); }
 
   /// Runs `body(executor)` once for each mode.
   template <class Body>
@@ -92,18 +78,13 @@ class HostTest : public ::testing::Test {
   /// Races found while `body` ran, which are then not held against the test.
   template <class Body>
   int races_of(const Body& body) {
-    const int before = num_races();
-    body();
-    const int found = num_races() - before;
-    expected_races_ += found;
-    return found;
+    return races_.races_of(body);
   }
 
   cuda_host::Executor& executor_ = shared_executor();
 
  private:
-  int first_races_ = num_races();
-  int expected_races_ = 0;
+  RaceCount races_;
 };
 
 }  // namespace cpattn::cuda

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/host_test.h"
+#include "tests/support/races.h"
 
 namespace {
 
@@ -19,4 +19,4 @@ __attribute__((no_sanitize("thread"))) const char* __tsan_default_options() {
 }
 }
 
-int cpattn::cuda::num_races() { return __atomic_load_n(&races, __ATOMIC_RELAXED); }
+int cpattn::num_races() { return __atomic_load_n(&races, __ATOMIC_RELAXED); }
