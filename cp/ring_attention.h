@@ -22,8 +22,9 @@ struct ForwardTensors {
   AnyTensor out;             ///< [q_rows, Hq, Dv]
   TensorView<float, 2> lse;  ///< [q_rows, Hq]
   /// [Hq], contiguous, or no data: head_maxima[h] becomes the larger of what it was and the largest
-  /// visible softmax_scale * q.k of this rank's rows, in f32. Begin with -inf, which is what it
-  /// stays where nothing was observed; a NaN stays. The maximum over ranks is the caller's.
+  /// visible softmax_scale * q.k of this rank's rows, in f32 (within a few units in the last
+  /// place). Begin with -inf, which is what it stays where nothing was observed; a NaN stays.
+  /// max_over_ranks() makes it the group's.
   TensorView<float, 1> head_maxima = {};
 };
 

@@ -114,8 +114,10 @@ struct ForwardArgs {
   /// that have none.
   const std::byte* image = nullptr;
   /// [Hq] or null: head_maxima[h] = max(head_maxima[h], largest visible logit of the rows that are
-  /// finished), a logit being softmax_scale * q.k in f32. Exact, so in no particular order; a NaN
-  /// stays. Rows that see no key contribute nothing.
+  /// finished), a logit being softmax_scale * q.k as m of its state says: m ln 2, rounded once
+  /// more. A maximum has no rounding of its own, so it is in no particular order. A row
+  /// whose l is NaN makes it NaN (m passes a NaN by), which stays; rows that see no key contribute
+  /// nothing.
   float* head_maxima = nullptr;
 };
 

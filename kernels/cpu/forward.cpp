@@ -2,8 +2,11 @@
 
 #include <omp.h>
 
+#include <atomic>
+
 #include "kernels/cpu/compute_blocks.h"
 #include "kernels/cpu/packed_kv.h"
+#include "kernels/lse.h"
 #include "src/base/error.h"
 #include "src/base/integers.h"
 
@@ -70,6 +73,11 @@ void check(const ForwardArgs& args) {
           " of ", args.limits.keys);
 }
 
+std::int64_t head_of(const ForwardArgs& args, std::int64_t index) {
+  return index / tiles_of(args.problem.max_chunk_rows) /
+         static_cast<std::int64_t>(args.programs.size());
+}
+
 /// Piece of work `index`: heads outermost (neighbours share k and v), long programs first.
 TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* blocks,
                std::int64_t index) {
@@ -78,7 +86,7 @@ TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* block
   const auto programs = static_cast<std::int64_t>(args.programs.size());
   const std::int64_t tile = tiles - 1 - index % tiles;
   const std::int64_t program_index = programs - 1 - index / tiles % programs;
-  const std::int64_t head = index / tiles / programs;
+  const std::int64_t head = head_of(args, index);
   const QueryProgram& program = args.programs[static_cast<std::size_t>(program_index)];
 
   TileJob job;
@@ -107,6 +115,17 @@ TileJob job_at(const ForwardArgs& args, Engine engine, const ComputeBlock* block
   return job;
 }
 
+/// What one piece of work found, to the maximum of its head, which other threads raise too. A NaN
+/// stays. Rounding keeps order, so the largest m is converted, not each.
+void raise_maximum(float largest_m, float& maximum) {
+  const auto logit = static_cast<float>(static_cast<double>(largest_m) * kLn2);
+  const std::atomic_ref<float> shared(maximum);
+  float seen = shared.load(std::memory_order_relaxed);
+  while ((logit > seen || logit != logit) && seen == seen &&
+         !shared.compare_exchange_weak(seen, logit, std::memory_order_relaxed)) {
+  }
+}
+
 TileScratch scratch_of(const ForwardArgs& args, Engine engine, float* threads, int thread) {
   const ThreadLayout layout = thread_layout(args.problem, engine, args.limits.scratch_slots);
   float* q = threads + thread * layout.total();
@@ -133,7 +152,12 @@ void work(const ForwardArgs& args, const TileKernels& kernels, Engine engine,
     TileJob job = job_at(args, engine, workspace.blocks, i);
     if (job.num_rows <= 0) continue;
     if (thread == 0) job.progress = args.progress;
+    float largest_m = kEmptyMax;
+    if (args.head_maxima != nullptr) job.largest_m = &largest_m;
     kernels.run_tile(job, scratch);
+    if (args.head_maxima != nullptr) {
+      raise_maximum(largest_m, args.head_maxima[head_of(args, i)]);
+    }
   }
 }
 

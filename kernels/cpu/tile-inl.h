@@ -213,6 +213,12 @@ void finalize(const TileJob& job, const float* state) {
       job.lse[(r + i) * job.lse_row_stride] = finalize_lse(state[r + i], state[kLd + r + i]);
     }
   }
+  if (job.largest_m == nullptr) return;
+  for (std::int64_t r = 0; r < job.num_rows; ++r) {
+    const float l = state[kLd + r];  // m passes a NaN by, l does not
+    if (l != l) *job.largest_m = l;
+    if (state[r] > *job.largest_m) *job.largest_m = state[r];
+  }
 }
 
 void finalize_empty(const TileJob& job) {

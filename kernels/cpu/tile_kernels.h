@@ -104,6 +104,7 @@ struct TileJob {
   DType out_dtype = DType::f32;
   float* lse = nullptr;
   std::int64_t lse_row_stride = 0;
+  float* largest_m = nullptr;  ///< or null: raised to the largest m of finished rows
   ProgressHook progress;
 };
 
