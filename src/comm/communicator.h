@@ -102,6 +102,7 @@ class Communicator : public ShardTransport {
   Device& device() override { return cpu_; }
   std::unique_ptr<Transfer> make_transfer(ExchangeKind kind,
                                           const TransferOptions& options) override;
+  void synchronize(Stream, Clock::time_point) override {}
   bool can_verify_checksums() const override { return true; }
 
   /// After a failure: keeps memory that an unfinished message may still touch until the

@@ -48,6 +48,11 @@ class ShardTransport {
   /// Collective in the sense that all ranks make the same transfers in the same order.
   virtual std::unique_ptr<Transfer> make_transfer(ExchangeKind kind,
                                                   const TransferOptions& options) = 0;
+  /// Blocks the host until all work that was given to `stream` is done; on the CPU it is.
+  /// Errors  CommError at the deadline, naming the hop that is late and its peer, after which the
+  ///         group is of no more use; DeviceError when the device failed.
+  virtual void synchronize(Stream stream, Clock::time_point deadline) = 0;
+
   /// Whether payloads can be verified by checksums: not where the host does not see them.
   virtual bool can_verify_checksums() const = 0;
   /// Whether transfers on a stream in capture become part of the graph.
