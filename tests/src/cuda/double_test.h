@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cuda/fake_cuda.h"
@@ -13,15 +13,8 @@
 
 namespace cpattn::fake_cuda {
 
-/// For streams' work that a test writes itself.
 inline void run_in(cudaStream_t stream, std::function<void()> work) {
-  const auto call = [](void* argument) {
-    auto* function = static_cast<std::function<void()>*>(argument);
-    (*function)();
-    delete function;
-  };
-  ASSERT_EQ(cudaLaunchHostFunc(stream, call, new std::function<void()>(std::move(work))),
-            cudaSuccess);
+  ASSERT_EQ(run_in_stream(stream, std::move(work)), cudaSuccess) << complaint();
 }
 
 /// A test that fails on every race it did not ask for, and on what it leaves behind.

@@ -266,8 +266,7 @@ TEST_F(Streams, KernelThatFailsEndsItsDevice) {
   fail_after("kernel", 1, cudaErrorIllegalAddress);
   bool has_run = false;
   launch_add_one(values, 1, work);
-  const auto mark = [](void* mark_of) { *static_cast<bool*>(mark_of) = true; };
-  ASSERT_EQ(cudaLaunchHostFunc(work, mark, &has_run), cudaSuccess);
+  run_in(work, [&] { has_run = true; });
   ASSERT_EQ(cudaEventRecord(after, work), cudaSuccess);
 
   EXPECT_EQ(cudaStreamSynchronize(work), cudaErrorIllegalAddress);

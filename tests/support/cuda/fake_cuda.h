@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "kernels/cuda/host/executor.h"
@@ -62,6 +63,9 @@ std::uint64_t num_calls(const char* api);
 /// Pauses of up to limit_us before each operation of a stream, drawn from the seed; 0: none. Shows
 /// a missing wait by wrong results.
 void set_delays(std::uint64_t seed, unsigned limit_us);
+
+/// Work of a test's own in a stream, or in the graph that the stream is captured into.
+cudaError_t run_in_stream(cudaStream_t stream, std::function<void()> work);
 
 /// What has been made and not destroyed.
 struct Live {

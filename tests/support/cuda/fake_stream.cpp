@@ -121,6 +121,15 @@ cudaError_t enqueue(Stream& stream, const char* name, Operation operation) {
   return cudaSuccess;
 }
 
+cudaError_t run_in_stream(cudaStream_t handle, std::function<void()> work) {
+  return Api::finish(with_stream(handle, "run_in_stream", [&](Stream& stream) {
+    return enqueue(stream, "a test's work", [work = std::move(work)] {
+      work();
+      return cudaSuccess;
+    });
+  }));
+}
+
 void perform(int device, const Operation& operation) {
   Worker::delay();
   current_device() = device;
