@@ -12,6 +12,9 @@ namespace cpattn::cuda {
 /// a > b ? a : b: a NaN in b comes through, a NaN in a does not.
 CP_DEVICE float larger(float a, float b) { return a > b ? a : b; }
 
+/// A NaN wins and stays.
+CP_DEVICE float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
+
 /// 2^x for x <= ~0.5, relative error below 2e-7; exactly 1 at 0, exactly 0 for x <= -126.5, NaN for
 /// NaN. Adding 1.5 * 2^23 + 127 leaves n + 127, n = round(x), in the low bits of the sum, and a
 /// shift makes them the exponent of 2^n; a polynomial does the rest of x.

@@ -21,15 +21,8 @@ dim3 blocks_for(const StateShape& shape, int lanes_per_state) {
 }  // namespace
 
 std::size_t state_slot_bytes(const StateShape& shape) {
-  const std::int64_t scalars = round_up(2 * shape.num_states(), std::int64_t{4});
-  const std::int64_t floats = scalars + shape.num_states() * shape.padded_dim();
+  const std::int64_t floats = shape.num_scalars() + shape.num_states() * shape.padded_dim();
   return round_up(static_cast<std::size_t>(floats) * sizeof(float), std::size_t{256});
-}
-
-StateSlot state_slot_at(const StateShape& shape, std::byte* memory) {
-  auto* floats = reinterpret_cast<float*>(memory);
-  const std::int64_t scalars = round_up(2 * shape.num_states(), std::int64_t{4});
-  return {floats, floats + shape.num_states(), floats + scalars};
 }
 
 void merge_states(const StateShape& shape, const StateSlot& left, const StateSlot& right,

@@ -75,9 +75,6 @@ __global__ void __launch_bounds__(kStateThreads)
   }
 }
 
-/// A NaN wins and stays.
-CP_DEVICE float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
-
 /// One block for each head.
 __global__ void __launch_bounds__(kStateThreads)
     head_maxima_kernel(const StateShape shape, const float* m, float* maxima) {

@@ -19,6 +19,8 @@ struct StateShape {
   CP_SHARED_BY_HOST std::int64_t num_states() const { return num_heads * num_rows; }
   /// Channels of o, whole 16 bytes; the surplus holds anything.
   CP_SHARED_BY_HOST std::int64_t padded_dim() const { return (value_dim + 3) / 4 * 4; }
+  /// Floats of all m and l, whole 16 bytes.
+  CP_SHARED_BY_HOST std::int64_t num_scalars() const { return (2 * num_states() + 3) / 4 * 4; }
 };
 
 /// State i = head * num_rows + row: m[i], l[i], o[i * padded_dim + d].
@@ -30,7 +32,10 @@ struct StateSlot {
 
 /// Bytes of a slot, a multiple of 256, and its parts within memory of that size (16-byte aligned).
 std::size_t state_slot_bytes(const StateShape& shape);
-StateSlot state_slot_at(const StateShape& shape, std::byte* memory);
+CP_SHARED_BY_HOST inline StateSlot state_slot_at(const StateShape& shape, std::byte* memory) {
+  auto* floats = reinterpret_cast<float*>(memory);
+  return {floats, floats + shape.num_states(), floats + shape.num_scalars()};
+}
 
 /// dst = merge(left, right); dst may be left or right.
 void merge_states(const StateShape& shape, const StateSlot& left, const StateSlot& right,

@@ -1,5 +1,6 @@
-// How far a correct f32 (or bf16-dot) attention may be from exact arithmetic, derived; and the
-// check of a whole result against the double-precision reference with that bound.
+// How far a correct attention, in f32 or with weights rounded to 16 bits, may be from exact
+// arithmetic, derived; and the check of a whole result against the double-precision reference with
+// that bound.
 //
 // Notation. u = 2^-24 is the unit roundoff of f32. One (row, head) sees n keys; its logits are
 // s_j = c q.k_j with |s_j| <= L = |c| |q| max_j |k_j| (Cauchy, Schwarz); w_j are its exact weights.
@@ -12,10 +13,13 @@
 // Weights. exp2 has a relative error of at most e. A term passes at most n additions, and one
 // rescaling (a factor 2^x and a product: e + 2 u) per key tile and per merge level:
 //     rho = delta + e + n u + (tiles + levels) (e + 2 u) + p,
-// with p the relative rounding of a weight before it meets v (2^-8 where P is rounded to bf16).
+// with p the relative rounding of a weight before it meets v (2^-8 where P is rounded to bf16,
+// 2^-11 to f16). Weights are at most 1, and f16 has a spacing of 2^-24 below 2^-14: there the n
+// weights are off by at most s = 2^-25 each, on the scale on which the largest one is 1 and the
+// denominator no less.
 // Result. Numerator and denominator are each wrong by a factor within 1 +- rho, and
 // sum_j w_j |v_j| <= V = max_j |v_j|, so with the final division
-//     |out error| <= 2 rho / (1 - rho) V + u V,    |lse error| <= -ln(1 - rho) + 2 u |lse|,
+//     |out error| <= (2 rho + n s) / (1 - rho) V + u V,  |lse error| <= -ln(1 - rho) + 2 u |lse|,
 // and out is rounded once more to its type. Since out is a mean of v, no bound needs to exceed 2 V.
 #pragma once
 
@@ -40,16 +44,26 @@ inline constexpr double kExp2Error = 4 * 0x1p-23;
 inline constexpr double kExp2ErrorBf16 = 0x1p-8 / 100;
 
 struct ErrorModel {
-  double weight_rounding = 0.0;  ///< p above, with what the coarser 2^x adds
-  double out_rounding = 0.0;     ///< relative, half the epsilon of the output type
-  double out_spacing = 0.0;      ///< absolute, for denormals of the output type
+  double weight_rounding = 0.0;      ///< p above, with what the coarser 2^x adds
+  double lse_weight_rounding = 0.0;  ///< that of the weights in the denominator
+  double weight_spacing = 0.0;       ///< s above
+  double out_rounding = 0.0;         ///< relative, half the epsilon of the output type
+  double out_spacing = 0.0;          ///< absolute, for denormals of the output type
 };
 
+/// The bf16 dot instruction adds up the rounded weights, tensor cores meet v with rounded weights
+/// but add up the others.
 inline ErrorModel error_model(const KernelTable& kernels, DType dtype, DType out_dtype) {
-  const bool rounds_weights = kernels.numerics(dtype).find("bf16-dot") != std::string_view::npos;
-  return {.weight_rounding = rounds_weights ? epsilon(DType::bf16) / 2 + kExp2ErrorBf16 : 0.0,
-          .out_rounding = out_dtype == DType::f32 ? 0.0 : epsilon(out_dtype) / 2,
-          .out_spacing = out_dtype == DType::f16 ? 0x1p-25 : 0.0};
+  const std::string_view numerics = kernels.numerics(dtype);
+  ErrorModel model{.out_rounding = out_dtype == DType::f32 ? 0.0 : epsilon(out_dtype) / 2,
+                   .out_spacing = out_dtype == DType::f16 ? 0x1p-25 : 0.0};
+  if (numerics.starts_with("bf16-dot")) {
+    model.weight_rounding = model.lse_weight_rounding = epsilon(DType::bf16) / 2 + kExp2ErrorBf16;
+  } else if (numerics.starts_with("cuda-mma") || numerics.starts_with("cuda-wgmma")) {
+    model.weight_rounding = epsilon(dtype) / 2;
+    model.weight_spacing = dtype == DType::f16 ? 0x1p-25 : 0.0;
+  }
+  return model;
 }
 
 /// What the bound of one (row, head) depends on.
@@ -74,9 +88,12 @@ inline Tolerance row_tolerance(const RowFacts& row, const ErrorModel& model) {
       std::ceil(std::log2(std::max(1.0, std::ceil(n / static_cast<double>(row.chunk_tokens))))) + 1;
   const double rho = (static_cast<double>(row.head_dim) + 6) * kUnitRoundoff * row.max_logit +
                      kExp2Error + n * kUnitRoundoff +
-                     (tiles + levels) * (kExp2Error + 2 * kUnitRoundoff) + model.weight_rounding;
-  if (rho >= 0.5) return {2 * row.max_value, 2 * rho};
-  return {2 * rho / (1 - rho) * row.max_value + kUnitRoundoff * row.max_value, -std::log1p(-rho)};
+                     (tiles + levels) * (kExp2Error + 2 * kUnitRoundoff);
+  const double lse_rho = rho + model.lse_weight_rounding, out_rho = rho + model.weight_rounding;
+  const double lse = lse_rho >= 0.5 ? 2 * lse_rho : -std::log1p(-lse_rho);
+  if (out_rho >= 0.5) return {2 * row.max_value, lse};
+  const double relative = (2 * out_rho + n * model.weight_spacing) / (1 - out_rho);
+  return {relative * row.max_value + kUnitRoundoff * row.max_value, lse};
 }
 
 /// The reference result of a problem and the bound of each of its rows, computed once and then

@@ -84,6 +84,9 @@ class KernelRunner {
     table_.forward(args);
   }
 
+  /// The carried slots of the calls so far.
+  std::byte* carried() const { return carried_.data(); }
+
  private:
   const KernelTable& table_;
   KernelProblem problem_;

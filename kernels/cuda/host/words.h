@@ -2,7 +2,7 @@
 //
 // What is missing here is missing on purpose: static __shared__ (one copy for all blocks on the
 // host; kernels carve CP_DYNAMIC_SMEM instead), __activemask (meaningless here), float atomics
-// (their order is nobody's).
+// (their order is nobody's). atomicCAS is here for maxima, which have no order to depend on.
 #pragma once
 
 #include <cmath>
@@ -82,6 +82,11 @@ inline int __all_sync(unsigned mask, int predicate) {
   return __ballot_sync(mask, predicate == 0 ? 1 : 0) == 0 ? 1 : 0;
 }
 inline void __nanosleep(unsigned) { cpattn::cuda_host::yield(); }
+
+inline unsigned atomicCAS(unsigned* word, unsigned expected, unsigned desired) {
+  __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
 
 inline unsigned __float_as_uint(float value) {
   unsigned bits;

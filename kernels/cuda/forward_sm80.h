@@ -1,0 +1,26 @@
+// The portable forward for 16-bit elements on tensor cores: one source for sm_80 to sm_120.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/block_attention.h"
+
+namespace cpattn::cuda::sm80 {
+
+std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits);
+
+/// KernelTable::step_image; rows of a tile follow from the head sizes.
+std::vector<std::byte> step_image(const ForwardArgs& args);
+
+/// KernelTable::forward: one launch.
+///
+/// Dtypes   q, k, v: f16 | bf16 (equal). The weights of a row are rounded to that type before they
+///          meet v; their sum l is of the unrounded ones, so lse has f32's accuracy.
+/// Order    keys ascending from the chunk's first, in tiles of 64. Products are added up as the
+///          tensor cores do it, 16 keys (or channels) at a time.
+/// Masked   a pair that is not visible contributes nothing, whatever the numbers are.
+/// Stream   enqueued on args.stream.
+void forward(const ForwardArgs& args);
+
+}  // namespace cpattn::cuda::sm80

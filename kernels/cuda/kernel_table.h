@@ -1,0 +1,12 @@
+// The CUDA backend's kernels as KernelTables. All pointers are device addresses, and images of
+// steps must be there before a call; every call enqueues on its stream and returns.
+#pragma once
+
+#include "kernels/kernel_table.h"
+
+namespace cpattn::cuda {
+
+/// "cuda/sm80": runs on sm_80 and later.
+const KernelTable& sm80_kernels();
+
+}  // namespace cpattn::cuda
