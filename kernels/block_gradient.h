@@ -46,14 +46,14 @@ inline constexpr SlotIndex kNoSlot = INT32_MIN;
 struct GradientTask {
   std::int32_t q_chunk = 0;   ///< index into BackwardArgs::q_blocks
   std::int32_t kv_block = 0;  ///< index into BackwardArgs::kv_blocks
-  BlockMask mask;
-  SlotIndex dq = 0;                 ///< where the dq leaf goes
-  SlotIndex dkv = 0;                ///< where the dk, dv leaf goes
-  bool continues_dq = false;        ///< order-free lane: add to what the slot holds, no fresh start
-  bool continues_dkv = false;       ///< likewise
-  std::span<const SumOp> dq_sums;   ///< after the leaf, in order
-  std::span<const SumOp> dkv_sums;  ///< after the leaf, in order
-  SlotIndex dq_result = kNoSlot;    ///< != kNoSlot: this slot, times the scale, is the q chunk's dq
+  BlockMask mask = {};
+  SlotIndex dq = 0;            ///< where the dq leaf goes
+  SlotIndex dkv = 0;           ///< where the dk, dv leaf goes
+  bool continues_dq = false;   ///< order-free lane: add to what the slot holds, no fresh start
+  bool continues_dkv = false;  ///< likewise
+  std::span<const SumOp> dq_sums = {};   ///< after the leaf, in order
+  std::span<const SumOp> dkv_sums = {};  ///< after the leaf, in order
+  SlotIndex dq_result = kNoSlot;  ///< != kNoSlot: this slot, times the scale, is the q chunk's dq
 };
 
 /// A q chunk in packed form (pack_queries): q, dout, lse, delta of all query heads.

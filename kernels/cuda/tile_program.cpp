@@ -1,10 +1,8 @@
 #include "kernels/cuda/tile_program.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
-#include "src/base/error.h"
+#include "kernels/cuda/image_parts.h"
 #include "src/base/integers.h"
 
 namespace cpattn::cuda {
@@ -109,11 +107,6 @@ std::int64_t work_of(const StepImage& image, const RowTile& tile, int tile_rows)
   return keys;
 }
 
-template <class T>
-void write_part(std::vector<std::byte>& image, std::int64_t offset, const std::vector<T>& items) {
-  if (!items.empty()) std::memcpy(image.data() + offset, items.data(), items.size() * sizeof(T));
-}
-
 std::vector<RowTile> tiles_of(const std::vector<TileProgram>& programs, int tile_rows) {
   std::vector<RowTile> tiles;
   for (std::size_t i = 0; i < programs.size(); ++i) {
@@ -153,30 +146,23 @@ std::vector<std::byte> make_step_image(const ForwardArgs& args, int tile_rows) {
   for (const KvBlock& block : args.kv_blocks) kv_blocks.push_back({block.packed, block.num_keys});
   std::vector<RowTile> tiles = tiles_of(programs, tile_rows);
 
+  ImageParts parts(sizeof(StepImage));
   StepImage header;
-  std::int64_t end = round_up<std::int64_t>(sizeof(StepImage), 16);
-  const auto reserve = [&end](std::size_t count, std::size_t size) {
-    const std::int64_t offset = end;
-    end = round_up<std::int64_t>(end + static_cast<std::int64_t>(count * size), 16);
-    return offset;
-  };
   header.num_tiles = narrow<std::int32_t>(tiles.size());
   header.num_programs = narrow<std::int32_t>(programs.size());
   header.num_ops = narrow<std::int32_t>(ops.size());
   header.num_kv_blocks = narrow<std::int32_t>(kv_blocks.size());
-  header.tiles = reserve(tiles.size(), sizeof(RowTile));
-  header.programs = reserve(programs.size(), sizeof(TileProgram));
-  header.ops = reserve(ops.size(), sizeof(TileOp));
-  header.kv_blocks = reserve(kv_blocks.size(), sizeof(KeyBlock));
-
-  std::vector<std::byte> image(static_cast<std::size_t>(end));
-  std::memcpy(image.data(), &header, sizeof(header));
-  write_part(image, header.programs, programs);
-  write_part(image, header.ops, ops);
-  write_part(image, header.kv_blocks, kv_blocks);
-  sort_by_work(*reinterpret_cast<const StepImage*>(image.data()), tiles, tile_rows);
-  write_part(image, header.tiles, tiles);
-  return image;
+  header.tiles = parts.reserve(tiles);
+  header.programs = parts.reserve(programs);
+  header.ops = parts.reserve(ops);
+  header.kv_blocks = parts.reserve(kv_blocks);
+  parts.begin(header);
+  parts.write(header.programs, programs);
+  parts.write(header.ops, ops);
+  parts.write(header.kv_blocks, kv_blocks);
+  sort_by_work(parts.header<StepImage>(), tiles, tile_rows);
+  parts.write(header.tiles, tiles);
+  return parts.take();
 }
 
 }  // namespace cpattn::cuda
