@@ -141,7 +141,9 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
            int world_size)
     : problem_(problem), config_(config), kernels_(&kernels), rank_(rank), world_size_(world_size) {
   check(problem, config, rank, world_size);
-  num_threads_ = static_cast<int>(std::max<std::int64_t>(config.threads, 1));
+  num_threads_ = kernels.num_workers > 0
+                     ? kernels.num_workers
+                     : static_cast<int>(std::max<std::int64_t>(config.threads, 1));
   sharding_ = make_sharding(problem_.batch, config_, world_size_);
   schedule_ = make_schedule(problem_.batch, sharding_, config_, rank_);
   const KernelProblem facts = kernel_problem();

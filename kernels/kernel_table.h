@@ -31,6 +31,10 @@ struct KernelTable {
   DeviceKind device =
       DeviceKind::cpu;  ///< where all tensors, packed forms, slots and workspaces are
 
+  /// Of a GPU: thread blocks that work at a time, what KernelProblem::num_threads is to be; 0 on a
+  /// CPU, where the caller decides.
+  int num_workers = 0;
+
   /// Names the arithmetic: two tables with equal numerics give equal bits for this dtype. Part of
   /// what ranks agree on.
   std::string_view (*numerics)(DType dtype) = nullptr;

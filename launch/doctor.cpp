@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -94,25 +95,76 @@ Finding shared_memory(const MachineFacts& facts) {
           "Open MPI keeps its queues there; docker: --shm-size=1g"};
 }
 
-/// Accelerators: reported because people ask, never needed.
+std::string gpu_text(const CudaDeviceFacts& gpu) {
+  std::string peers;
+  for (const int peer : gpu.peers) peers += fmt::format("{}{}", peers.empty() ? "" : ", ", peer);
+  return fmt::format("{}: {}, sm_{}{}, {} multiprocessors, {}{}", gpu.ordinal, gpu.name,
+                     gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
+                     gibibytes(gpu.memory_bytes),
+                     peers.empty() ? "" : ", reaches the memory of " + peers);
+}
+
+bool can_run_on_gpu(const MachineFacts& facts) {
+  return std::any_of(facts.gpus.begin(), facts.gpus.end(),
+                     [](const CudaDeviceFacts& gpu) { return gpu.refusal.empty(); });
+}
+
+/// One line for each GPU, or why there is none.
+void add_gpus(const MachineFacts& facts, std::vector<Finding>& findings) {
+  for (const CudaDeviceFacts& gpu : facts.gpus) {
+    const bool is_supported = gpu.refusal.empty();
+    findings.push_back(
+        {is_supported ? FindingKind::ok : FindingKind::unused, "GPU", gpu_text(gpu), gpu.refusal});
+  }
+  if (!facts.gpus.empty()) return;
+  const std::string why = facts.gpu_refusal.empty() ? "none found" : facts.gpu_refusal;
+  findings.push_back({FindingKind::unused, "GPU",
+                      facts.cuda_backend.empty() ? "not looked for" : why,
+                      "nothing to do for runs on the CPU"});
+}
+
+/// GPUs and what they need: nothing of it is needed on the CPU.
 void add_accelerators(const MachineFacts& facts, std::vector<Finding>& findings) {
-  const std::string no_use = "nothing to do: no command of this version uses CUDA";
-  const auto add = [&](std::string part, bool is_there, std::string found) {
-    findings.push_back({FindingKind::unused, std::move(part),
+  const auto add = [&](std::string part, bool is_there, std::string found, std::string remedy) {
+    findings.push_back({is_there ? FindingKind::ok : FindingKind::unused, std::move(part),
                         is_there ? std::move(found) : std::string("not found"),
-                        is_there ? "" : no_use});
+                        is_there ? "" : std::move(remedy)});
   };
-  add("CUDA toolkit", !facts.cuda_toolkit.empty(), facts.cuda_toolkit);
-  add("CUDA driver", facts.has_cuda_driver, "libcuda.so.1 loads");
-  add("GPU", !facts.gpus.empty(),
-      fmt::format("{}, first: {}", facts.gpus.size(), facts.gpus.empty() ? "" : facts.gpus[0]));
-  add("NCCL", facts.has_nccl, "libnccl.so.2 loads");
+  add("CUDA toolkit", !facts.cuda_toolkit.empty(), facts.cuda_toolkit,
+      "only needed to build the CUDA backend");
+  add("CUDA driver", facts.has_cuda_driver, "libcuda.so.1 loads", "comes with the GPU's driver");
+  add("NCCL", facts.has_nccl, "libnccl.so.2 loads", "GPUs exchange shards by it");
+  const bool has_backend = !facts.cuda_backend.empty();
+  findings.push_back({has_backend ? FindingKind::ok : FindingKind::unused, "CUDA backend",
+                      has_backend ? facts.cuda_backend : facts.cuda_backend_error,
+                      has_backend ? "" : "configure where nvcc and NCCL are found, and build"});
+  add_gpus(facts, findings);
   const bool is_aware = facts.is_mpi_cuda_aware.value_or(false);
-  findings.push_back({FindingKind::unused, "CUDA-aware MPI",
+  findings.push_back({is_aware ? FindingKind::ok : FindingKind::unused, "CUDA-aware MPI",
                       !facts.is_mpi_cuda_aware ? "ompi_info does not say"
                       : is_aware               ? "yes"
                                                : "no",
-                      is_aware ? "" : no_use});
+                      is_aware ? "" : "without it shards pass through host memory, or go by NCCL"});
+}
+
+/// What --device cuda and cpu-vs-cuda would do here.
+Ability gpu_ability(const MachineFacts& facts, bool can_run_parity) {
+  Ability ability{"parity on GPUs (--device cuda)", false, ""};
+  if (facts.cuda_backend.empty()) {
+    ability.why = "no CUDA backend";
+  } else if (facts.gpus.empty()) {
+    ability.why = facts.gpu_refusal.empty() ? "no GPU" : facts.gpu_refusal;
+  } else if (!can_run_on_gpu(facts)) {
+    ability.why = facts.gpus.front().refusal;
+  } else if (!can_run_parity) {
+    ability.why = "ranks are started by MPI: see what is missing";
+  } else {
+    ability.works = true;
+    ability.why =
+        fmt::format("{} GPU{}; NCCL up to as many ranks of a host, more through host memory",
+                    facts.gpus.size(), facts.gpus.size() == 1 ? "" : "s");
+  }
+  return ability;
 }
 
 }  // namespace
@@ -142,7 +194,7 @@ Diagnosis diagnose(const MachineFacts& facts) {
        diagnosis.can_run_parity
            ? fmt::format("any size; up to {} without sharing cores", facts.usable_cores)
            : "see what is missing"},
-      {"GPU, NCCL, CUDA-aware MPI", false, "no command of this version uses CUDA: CPU only"},
+      gpu_ability(facts, diagnosis.can_run_parity),
   };
   return diagnosis;
 }

@@ -31,7 +31,8 @@ double path_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
 }
 
 double weight_rounding(const Arithmetic& arithmetic) {
-  return arithmetic.rounds_weights ? kWeightRounding : 0.0;
+  if (!arithmetic.rounds_weights) return 0.0;
+  return epsilon(arithmetic.weight_dtype) / 2.0;
 }
 
 }  // namespace
@@ -55,7 +56,7 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
   const double keys_path = path_variance(arithmetic.run_keys, kTileKeys);
   const double path =
       summed_over == SummedOver::keys ? keys_path : path_variance(arithmetic.run_rows, kTileRows);
-  const double bf16_variance = arithmetic.rounds_weights ? square(kWeightRounding) / 3.0 : 0.0;
+  const double bf16_variance = square(weight_rounding(arithmetic)) / 3.0;
   const double out_variance =
       arithmetic.out_dtype == DType::f32 ? 0.0 : square(epsilon(arithmetic.out_dtype) / 2.0) / 3.0;
 

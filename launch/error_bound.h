@@ -69,7 +69,6 @@ namespace cpattn {
 inline constexpr double kPathBound = 1e-6;
 inline constexpr double kGradientBound = 5e-6;
 inline constexpr double kUnitRoundoff = 0x1p-24;
-inline constexpr double kWeightRounding = 0x1p-8;
 inline constexpr double kOutputRoundingShare = 1.25;
 
 /// What the bounds depend on, besides the inputs.
@@ -78,7 +77,8 @@ struct Arithmetic {
   std::int64_t value_dim = 64;
   std::int64_t run_keys = 512;  ///< keys that one accumulator takes, at most
   std::int64_t run_rows = 512;  ///< rows, of all heads of a group, that one accumulator takes
-  bool rounds_weights = false;  ///< to bf16, before they meet the values
+  bool rounds_weights = false;  ///< before they meet the values
+  DType weight_dtype = DType::bf16;  ///< to which they are rounded
   DType out_dtype = DType::f32;
 };
 

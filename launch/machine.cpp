@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "kernels/kernel_table.h"
+#include "src/base/error.h"
 
 namespace cpattn {
 namespace {
@@ -165,10 +166,21 @@ MachineFacts examine_machine() {
 
   facts.cuda_toolkit = cuda_toolkit();
   facts.has_cuda_driver = can_load("libcuda.so.1");
-  facts.gpus = lines_of("nvidia-smi -L");
   facts.has_nccl = can_load("libnccl.so.2");
   facts.is_mpi_cuda_aware = mpi_cuda_awareness();
+  examine_gpus("", facts);
   return facts;
+}
+
+void examine_gpus(const std::string& path, MachineFacts& facts) {
+  try {
+    const std::shared_ptr<CudaBackend> backend = CudaBackend::open(path);
+    facts.cuda_backend = backend->description();
+    facts.gpu_refusal = backend->refusal();
+    if (facts.gpu_refusal.empty()) facts.gpus = backend->devices();
+  } catch (const Error& error) {
+    facts.cuda_backend_error = error.what();
+  }
 }
 
 }  // namespace cpattn

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cp/cuda_backend.h"
+
 namespace cpattn {
 
 struct MachineFacts {
@@ -32,13 +34,20 @@ struct MachineFacts {
   // accelerators
   std::string cuda_toolkit;  ///< line of `nvcc --version`; empty: none
   bool has_cuda_driver = false;
-  std::vector<std::string> gpus;  ///< lines of `nvidia-smi -L`
   bool has_nccl = false;
   std::optional<bool> is_mpi_cuda_aware;  ///< empty: ompi_info did not say
+  std::string cuda_backend;               ///< its description; empty: it does not open
+  std::string cuda_backend_error;         ///< why it does not open
+  std::string gpu_refusal;                ///< why it finds no GPU
+  std::vector<CudaDeviceFacts> gpus;      ///< as it sees them
 };
 
-/// Looks around: runs mpirun, ompi_info, nvcc and nvidia-smi (10 s at most each) and reads /proc,
+/// Looks around: runs mpirun, ompi_info and nvcc (10 s at most each), opens the CUDA
+/// backend and reads /proc,
 /// /sys and the libraries' presence. What cannot be found out stays at its default.
 MachineFacts examine_machine();
+
+/// What the backend at `path` ("": the installed one) says of itself and of the GPUs.
+void examine_gpus(const std::string& path, MachineFacts& facts);
 
 }  // namespace cpattn

@@ -54,21 +54,41 @@ LaneRun lane_run(const RunConfig& config, const Inputs& inputs, const LaneSpec& 
   return {config, *inputs[static_cast<std::size_t>(spec.source)], spec.lane, fault};
 }
 
+bool is_on_gpu(const RunConfig& config, bool is_baseline) {
+  switch (config.device) {
+    case LaneDevice::cpu:
+      return false;
+    case LaneDevice::cuda:
+      return true;
+    case LaneDevice::cpu_vs_cuda:
+      return !is_baseline;
+  }
+  return false;
+}
+
+ShardPlace place_of(const RunConfig& config, World& world, bool is_baseline) {
+  return is_on_gpu(config, is_baseline) ? ShardPlace::on_gpu(config, world)
+                                        : ShardPlace::on_cpu(config);
+}
+
 void deliver_lanes(const RunConfig& config, World& world, const std::string& directory) {
   const Inputs inputs = agree_and_open(config, world);
   const int size = world.comm.size();
   if (size == 1) {
     const std::vector<LaneSpec> baselines = baseline_specs(config, inputs.size());
+    const ShardPlace place = place_of(config, world, true);
     for (std::size_t i = 0; i < baselines.size(); ++i) {
-      const auto result = run_lane(lane_run(config, inputs, baselines[i], std::nullopt), world);
+      const auto result =
+          run_lane(lane_run(config, inputs, baselines[i], std::nullopt), world, place);
       save_result(baseline_path(directory, i), *result);
     }
   }
+  const ShardPlace place = place_of(config, world, false);
   const std::vector<LaneSpec> specs = lane_specs(config, inputs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const InputInfo& info = inputs[static_cast<std::size_t>(specs[i].source)]->info();
     const auto fault = fault_of_lane(config, specs[i], size, info);
-    const auto result = run_lane(lane_run(config, inputs, specs[i], fault), world);
+    const auto result = run_lane(lane_run(config, inputs, specs[i], fault), world, place);
     if (result) save_result(lane_path(directory, i), *result);
   }
 }
@@ -80,19 +100,22 @@ int judge_here(const RunConfig& config, World& world) {
   const int size = world.comm.size();
   const std::vector<LaneSpec> specs = lane_specs(config, inputs.size());
   std::vector<std::optional<LaneResult>> results;
+  const ShardPlace place = place_of(config, world, false);
   for (const LaneSpec& spec : specs) {
     const InputInfo& info = inputs[static_cast<std::size_t>(spec.source)]->info();
-    results.push_back(
-        run_lane(lane_run(config, inputs, spec, fault_of_lane(config, spec, size, info)), world));
+    results.push_back(run_lane(
+        lane_run(config, inputs, spec, fault_of_lane(config, spec, size, info)), world, place));
   }
   if (world.comm.rank() != 0) return static_cast<int>(ExitCode::pass);
 
   Judge judge(config, inputs, usable_cores());
   const std::vector<LaneSpec> baselines = judge.baselines();
   LoopbackWorld(1).run([&](Communicator& alone) {
-    World single{alone, 1};
+    World single{alone};
+    const ShardPlace baseline_place = place_of(config, single, true);
     for (std::size_t i = 0; i < baselines.size(); ++i) {
-      auto result = run_lane(lane_run(config, inputs, baselines[i], std::nullopt), single);
+      auto result =
+          run_lane(lane_run(config, inputs, baselines[i], std::nullopt), single, baseline_place);
       judge.set_baseline(i, std::move(*result));
     }
   });

@@ -87,6 +87,12 @@ BoundedValues bounded_gradient(ResultRole role, const Reference& exact, std::siz
   return bounded;
 }
 
+bool rounds_weights(std::string_view numerics) {
+  constexpr std::string_view kWithRounding[] = {"bf16-dot", "cuda-mma", "cuda-wgmma"};
+  return std::any_of(std::begin(kWithRounding), std::end(kWithRounding),
+                     [&](std::string_view name) { return numerics.starts_with(name); });
+}
+
 }  // namespace
 
 Judge::Judge(const RunConfig& config, const Inputs& inputs, int threads)
@@ -125,6 +131,9 @@ LaneReport Judge::judge(std::size_t lane, std::int64_t cp, const LaneResult& res
   report.guarantee = result.guarantee;
   // A layout whose shard borders cut chunks promises less than its schedule does.
   report.bits_must_match = report.bits_must_match && (result.guarantee == kBitwise || cp == 1);
+  // Another arithmetic is another rounding: then the error is judged, and the bits are counted.
+  const auto& baseline = baseline_results_[baseline_index(baselines_, spec)];
+  if (baseline && baseline->numerics != result.numerics) report.bits_must_match = false;
   report.isa = result.isa;
   report.threads = result.threads;
   report.ranks = result.ranks;
@@ -221,8 +230,9 @@ Arithmetic Judge::arithmetic_of(const LaneSpec& spec, const LaneResult& result) 
           .value_dim = info.shape.value_dim,
           .run_keys = run(longest_kv),
           .run_rows = run(longest_q) * info.shape.group_size(),
-          // The name of the arithmetic says whether weights go through a bf16 dot product.
-          .rounds_weights = result.numerics.starts_with("bf16-dot"),
+          // The name of the arithmetic says whether weights go through a product of 16-bit numbers.
+          .rounds_weights = rounds_weights(result.numerics),
+          .weight_dtype = spec.lane.dtype == DType::f16 ? DType::f16 : DType::bf16,
           .out_dtype = problem_of(config_, spec.lane, info).out_dtype};
 }
 

@@ -76,26 +76,29 @@ struct LocalTensors {
     return {};
   }
   TensorView<float, 2> lse() const { return rows_and_heads(result(ResultRole::lse)); }
-  ForwardTensors forward() const {
-    return {q.view, k.view, v.view, result(ResultRole::out), lse()};
+  /// As the kernels see them.
+  ForwardTensors forward(PlacedTensors& placed) const {
+    return {placed.input(q.view), placed.input(k.view), placed.input(v.view),
+            placed.output(result(ResultRole::out)), placed.output(lse())};
   }
   /// With the out that the backward is to believe in.
-  BackwardTensors backward(const AnyConstTensor& out) const {
-    const TensorView<float, 2> row_lse = lse();
-    const TensorView<float, 2> row_dlse = rows_and_heads(dlse.view);
-    return {q.view,
-            k.view,
-            v.view,
-            out,
-            {row_lse.data, row_lse.shape, row_lse.strides},
-            dout.view,
-            {row_dlse.data, row_dlse.shape, row_dlse.strides},
-            result(ResultRole::dq),
-            result(ResultRole::dk),
-            result(ResultRole::dv)};
+  BackwardTensors backward(const AnyConstTensor& out, PlacedTensors& placed) const {
+    return {placed.input(q.view),
+            placed.input(k.view),
+            placed.input(v.view),
+            placed.input(out),
+            as_input(placed.input(as_input(lse()))),
+            placed.input(dout.view),
+            as_input(placed.input(as_input(rows_and_heads(dlse.view)))),
+            placed.output(result(ResultRole::dq)),
+            placed.output(result(ResultRole::dk)),
+            placed.output(result(ResultRole::dv))};
   }
 
  private:
+  static TensorView<const float, 2> as_input(const TensorView<float, 2>& view) {
+    return {view.data, view.shape, view.strides};
+  }
   static TensorView<float, 2> rows_and_heads(const AnyTensor& tensor) {
     return contiguous_view(static_cast<float*>(tensor.data),
                            std::array<std::int64_t, 2>{tensor.shape[0], tensor.shape[1]});
@@ -151,7 +154,8 @@ OwnedTensor partial_out(const Plan& plan, const LocalTensors& local, Communicato
   OwnedTensor out = make_tensor(problem.out_dtype, plan.shard().q_rows, problem.shape.num_heads,
                                 problem.shape.value_dim);
   OwnedTensor lse = make_tensor(DType::f32, plan.shard().q_rows, problem.shape.num_heads, 1);
-  ForwardTensors tensors = local.forward();
+  PlacedTensors placed(comm.device());
+  ForwardTensors tensors = local.forward(placed);
   tensors.out = out.view;
   tensors.lse.data = lse.memory.as<float>();
   RingAttention(blind, comm).forward(tensors);
@@ -164,22 +168,34 @@ void add(const TransferStats& stats, RankReceipt& receipt) {
   receipt.exposed_seconds += stats.exposed_seconds;
 }
 
+/// Seconds of `work` on all ranks together, to the end of what it gave to the stream.
+template <class Work>
+double timed(const LaneRun& run, ShardTransport& transport, Stream stream, std::string_view what,
+             const Work& work) {
+  const Seconds timeout(run.config.cp_config.timeout_seconds);
+  transport.control().barrier(deadline_after(timeout), what);
+  const Clock::time_point start = Clock::now();
+  work();
+  transport.synchronize(stream, deadline_after(timeout));
+  return Seconds(Clock::now() - start).count();
+}
+
 void run_backward(const LaneRun& run, const Plan& plan, const LocalTensors& local,
-                  Communicator& comm, Fault& fault, RankReceipt& receipt) {
+                  ShardTransport& transport, Stream stream, Fault& fault, RankReceipt& receipt) {
   GradientPlan gradient_plan(plan);
   fault.plant(gradient_plan);
-  RingGradient gradient(plan, gradient_plan, comm);
+  RingGradient gradient(plan, gradient_plan, transport);
   AnyConstTensor out = local.result(ResultRole::out);
   OwnedTensor partial;
   if (fault.believes_partial_out()) {
-    partial = partial_out(plan, local, comm, fault);
+    partial = partial_out(plan, local, transport.control(), fault);
     out = partial.view;
   }
-  comm.barrier(deadline_after(Seconds(run.config.cp_config.timeout_seconds)),
-               "start of a backward");
-  const Clock::time_point start = Clock::now();
-  gradient.backward(local.backward(out));
-  receipt.backward_seconds = Seconds(Clock::now() - start).count();
+  PlacedTensors placed(transport.device());
+  const BackwardTensors tensors = local.backward(out, placed);
+  receipt.backward_seconds = timed(run, transport, stream, "start of a backward",
+                                   [&] { gradient.backward(tensors, stream); });
+  placed.fetch();
   receipt.seconds += receipt.backward_seconds;
   for (const TransferStats& stats : {gradient.ring_stats(), gradient.piece_stats()})
     add(stats, receipt);
@@ -223,25 +239,27 @@ std::optional<FaultKind> fault_of_lane(const RunConfig& config, const LaneSpec& 
   return fault;
 }
 
-std::optional<LaneResult> run_lane(const LaneRun& run, World& world) {
+std::optional<LaneResult> run_lane(const LaneRun& run, World& world, const ShardPlace& place) {
   Fault fault(run.fault);
   Communicator& comm = fault.plant(world.comm);
-  const Seconds timeout(run.config.cp_config.timeout_seconds);
+  ShardTransport& transport = place.transport(comm);
   CpConfig cp_config = cp_config_of(run.config, run.lane);
   cp_config.threads = threads_per_rank(cp_config.threads, world.local_ranks);
   Problem problem = problem_of(run.config, run.lane, run.source.info());
   fault.plant(problem);
-  Plan plan(problem, cp_config, kernels_of(run.config), comm.rank(), comm.size());
+  Plan plan(problem, cp_config, place.kernels(), comm.rank(), comm.size());
   fault.plant(plan);
 
   const LocalTensors local = load_tensors(run, plan, fault);
-  RingAttention attention(plan, comm);
-  comm.barrier(deadline_after(timeout), "start of a lane");
-  const Clock::time_point start = Clock::now();
-  attention.forward(local.forward());
+  RingAttention attention(plan, transport);
+  PlacedTensors placed(transport.device());
+  const ForwardTensors tensors = local.forward(placed);
   RankReceipt receipt;
-  receipt.seconds = Seconds(Clock::now() - start).count();
-  if (has_gradients(run.config)) run_backward(run, plan, local, comm, fault, receipt);
+  receipt.seconds = timed(run, transport, place.stream(), "start of a lane",
+                          [&] { attention.forward(tensors, place.stream()); });
+  placed.fetch();
+  if (has_gradients(run.config))
+    run_backward(run, plan, local, transport, place.stream(), fault, receipt);
   fault.plant_in_results(plan, local.results);
 
   add(attention.stats(), receipt);
@@ -251,15 +269,16 @@ std::optional<LaneResult> run_lane(const LaneRun& run, World& world) {
   receipt.rows = plan.shard().q_rows;
   receipt.peak_rss_bytes = peak_rss_bytes();
   receipt.fault_sites = fault.sites();
-  const auto deliveries = comm.gather(pack_delivery(receipt, local.results), 0,
-                                      deadline_after(timeout), "gather of the results");
+  const auto deliveries =
+      comm.gather(pack_delivery(receipt, local.results), 0,
+                  deadline_after(Seconds(cp_config.timeout_seconds)), "gather of the results");
   if (comm.rank() != 0) return std::nullopt;
 
   LaneResult result = make_lane_result(problem, has_gradients(run.config));
   for (std::size_t rank = 0; rank < deliveries.size(); ++rank) {
     unpack_delivery(deliveries[rank], plan.sharding().shards[rank], result);
   }
-  result.transport = comm.transport();
+  result.transport = transport.transport();
   result.guarantee = plan.guarantee();
   result.isa = plan.kernels().name;
   result.numerics = plan.kernels().numerics(problem.dtype);

@@ -11,6 +11,7 @@
 #include "launch/inputs.h"
 #include "launch/lane_result.h"
 #include "launch/run_config.h"
+#include "launch/shard_place.h"
 #include "launch/world.h"
 
 namespace cpattn {
@@ -42,8 +43,8 @@ struct LaneRun {
   std::optional<FaultKind> fault;
 };
 
-/// Collective. The result on rank 0, nothing elsewhere.
+/// Collective. The result on rank 0, nothing elsewhere. `place` is made for `world`.
 /// Errors  those of Plan, RingAttention and RingGradient.
-std::optional<LaneResult> run_lane(const LaneRun& run, World& world);
+std::optional<LaneResult> run_lane(const LaneRun& run, World& world, const ShardPlace& place);
 
 }  // namespace cpattn

@@ -31,6 +31,15 @@ std::string_view why_without_effect(const RunConfig& config, std::string_view ke
   if (key == "dlse" && config.direction == Direction::forward) {
     return "direction forward computes no gradients";
   }
+  if (config.device == LaneDevice::cpu && (key == "exchange" || key == "cuda_backend")) {
+    return "device cpu uses no GPU";
+  }
+  if (config.device == LaneDevice::cuda && (key == "isa" || key == "threads")) {
+    return "device cuda uses the kernels of the GPU";
+  }
+  if (config.device != LaneDevice::cpu && key == "inject") {
+    return "faults are planted in runs with device cpu";
+  }
   if (key == "layer" && config.tensors.empty())
     return "it picks from a file, and there is no tensors";
   if (!config.tensors.empty()) {

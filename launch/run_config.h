@@ -33,6 +33,35 @@ struct EnumNames<Direction> {
                                       NamedValue<Direction>{Direction::both, "both"}};
 };
 
+/// Where the lanes of `parity` run, and the single-rank run that they are compared with.
+enum class LaneDevice {
+  cpu,
+  cuda,         ///< all of it on GPUs, one for each rank of a host as far as there are
+  cpu_vs_cuda,  ///< lanes on GPUs, the single-rank run on the CPU
+};
+
+template <>
+struct EnumNames<LaneDevice> {
+  static constexpr std::array kValues{
+      NamedValue<LaneDevice>{LaneDevice::cpu, "cpu"},
+      NamedValue<LaneDevice>{LaneDevice::cuda, "cuda"},
+      NamedValue<LaneDevice>{LaneDevice::cpu_vs_cuda, "cpu-vs-cuda"}};
+};
+
+/// What moves shards between GPUs.
+enum class GpuExchange {
+  automatic,  ///< nccl where every rank of a host has a GPU of its own, else host
+  nccl,
+  host,  ///< messages of the ranks, through host memory
+};
+
+template <>
+struct EnumNames<GpuExchange> {
+  static constexpr std::array kValues{NamedValue<GpuExchange>{GpuExchange::automatic, "auto"},
+                                      NamedValue<GpuExchange>{GpuExchange::nccl, "nccl"},
+                                      NamedValue<GpuExchange>{GpuExchange::host, "host"}};
+};
+
 /// What `bench` measures.
 enum class BenchSuite {
   kernels,  ///< one rank: rate of the kernels against the peak of the machine and a peer
@@ -92,6 +121,9 @@ struct RunConfig {
       0;  ///< rows compared with the double reference; 0: as many as fit the work budget
   std::string report;  ///< JSON path
   std::string junit;   ///< JUnit XML path
+  LaneDevice device = LaneDevice::cpu;
+  GpuExchange exchange = GpuExchange::automatic;
+  std::string cuda_backend;  ///< shared object; empty: the installed one
   // bench; empty lists and 0: the suite's own choice
   BenchSuite suite = BenchSuite::kernels;
   std::vector<BenchPass> passes;
@@ -194,6 +226,25 @@ void for_each_synthetic_field(Config& config, Visitor&& visit) {
         config.value_dim);
 }
 
+template <class Config, class Visitor>
+void for_each_device_field(Config& config, Visitor&& visit) {
+  visit(RunField{{"device",
+                  "where lanes run: cpu, cuda, or cpu-vs-cuda (lanes on GPUs, compared with one "
+                  "rank on the CPU)"},
+                 FieldGroup::parity},
+        config.device);
+  visit(RunField{{"exchange",
+                  "what moves shards between GPUs; auto is nccl where every rank of a host has a "
+                  "GPU of its own, else host: messages through host memory"},
+                 FieldGroup::parity},
+        config.exchange);
+  visit(RunField{{"cuda_backend", "shared object with the CUDA kernels", 0, 0, Scope::local},
+                 FieldGroup::parity,
+                 TextRule::any,
+                 "the installed one"},
+        config.cuda_backend);
+}
+
 /// What bench sweeps; none of it changes a result.
 template <class Config, class Visitor>
 void for_each_bench_field(Config& config, Visitor&& visit) {
@@ -290,6 +341,7 @@ void for_each_run_field(Config& config, Visitor&& visit) {
                  TextRule::any,
                  "none"},
         config.junit);
+  detail::for_each_device_field(config, visit);
   detail::for_each_bench_field(config, visit);
 }
 

@@ -30,7 +30,7 @@ int environment_number(const char* name, int fallback) {
 int with_loopback(const std::function<int(World&)>& body) {
   int result = 0;
   LoopbackWorld(1).run([&](Communicator& comm) {
-    World world{comm, 1};
+    World world{comm};
     result = body(world);
   });
   return result;
@@ -70,7 +70,7 @@ int with_world(std::size_t max_message_bytes, const std::function<int(World&)>& 
   if (mpirun_world_size() == 0) return with_loopback(body);
   MpiSession session(nullptr, nullptr);
   MpiCommunicator comm(MpiOptions{.max_message_bytes = max_message_bytes});
-  World world{comm, comm.node_place().size};
+  World world{comm, comm.node_place().size, comm.node_place().rank};
   return body(world);
 }
 

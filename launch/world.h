@@ -32,6 +32,7 @@ std::string mpi_library_version();
 struct World {
   Communicator& comm;
   int local_ranks = 1;  ///< ranks on this host
+  int local_rank = 0;   ///< this one among them
 };
 
 /// Threads of each rank: as asked, or the cores of the host divided among its ranks, at least 1.

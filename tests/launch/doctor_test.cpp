@@ -79,18 +79,59 @@ TEST(Doctor, EverythingThatIsNotThereHasARemedy) {
   }
 }
 
-TEST(Doctor, GpusAreNeverClaimedToWork) {
+MachineFacts machine_with_gpus() {
   MachineFacts facts = good_machine();
-  facts.cuda_toolkit = "release 13.0";
-  facts.has_cuda_driver = true;
-  facts.gpus = {"GPU 0: H200"};
-  facts.has_nccl = true;
-  facts.is_mpi_cuda_aware = true;
+  facts.cuda_backend = "CUDA runtime 13.0, driver 13.0, NCCL 2.28.9";
+  facts.gpus = {{.ordinal = 0,
+                 .name = "H200",
+                 .compute_major = 9,
+                 .compute_minor = 0,
+                 .multiprocessors = 132,
+                 .memory_bytes = std::size_t{141} << 30,
+                 .peers = {1},
+                 .refusal = ""},
+                {.ordinal = 1,
+                 .name = "V100",
+                 .compute_major = 7,
+                 .compute_minor = 0,
+                 .multiprocessors = 80,
+                 .memory_bytes = std::size_t{32} << 30,
+                 .peers = {0},
+                 .refusal = "sm_70, expected sm_80 or later"}};
+  return facts;
+}
 
-  const Diagnosis diagnosis = diagnose(facts);
+TEST(Doctor, EachGpuIsALineAndOldOnesAreSaidToBe) {
+  const Diagnosis diagnosis = diagnose(machine_with_gpus());
 
-  EXPECT_FALSE(diagnosis.abilities.back().works);
-  EXPECT_NE(diagnosis.abilities.back().why.find("uses CUDA"), std::string::npos);
+  EXPECT_TRUE(diagnosis.abilities.back().works);
+  const std::string text = to_text(diagnosis);
+  EXPECT_NE(text.find("0: H200, sm_90, 132 multiprocessors, 141.0 GiB, reaches the memory of 1"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("sm_70, expected sm_80 or later"), std::string::npos) << text;
+}
+
+TEST(Doctor, GpusAreNotClaimedToWorkWhereSomethingIsMissing) {
+  MachineFacts no_backend = machine_with_gpus();
+  no_backend.cuda_backend = "";
+  no_backend.cuda_backend_error = "CUDA backend libcpattn_cuda.so: No such file";
+  MachineFacts no_driver = machine_with_gpus();
+  no_driver.gpus.clear();
+  no_driver.gpu_refusal = "no CUDA driver";
+  MachineFacts only_old = machine_with_gpus();
+  only_old.gpus.erase(only_old.gpus.begin());
+  MachineFacts no_mpi = machine_with_gpus();
+  no_mpi.mpirun_version = "";
+  const std::pair<MachineFacts, std::string> cases[] = {{no_backend, "no CUDA backend"},
+                                                        {no_driver, "no CUDA driver"},
+                                                        {only_old, "sm_70"},
+                                                        {no_mpi, "MPI"}};
+  for (const auto& [facts, why] : cases) {
+    const Ability ability = diagnose(facts).abilities.back();
+    EXPECT_FALSE(ability.works) << why;
+    EXPECT_NE(ability.why.find(why), std::string::npos) << ability.why;
+  }
 }
 
 TEST(Doctor, JsonHoldsWhatTheTextHolds) {

@@ -40,7 +40,8 @@ class JudgeTest : public ::testing::Test {
     std::optional<LaneResult> result;
     LoopbackWorld(1).run([&](Communicator& comm) {
       World world{comm, 1};
-      result = run_lane({config_, *inputs_[0], lanes_of(config_)[0], std::nullopt}, world);
+      result = run_lane({config_, *inputs_[0], lanes_of(config_)[0], std::nullopt}, world,
+                        ShardPlace::on_cpu(config_));
     });
     return std::move(*result);
   }

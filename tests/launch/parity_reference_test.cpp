@@ -75,7 +75,8 @@ class ReferenceTest : public ::testing::Test {
     maps_ = make_row_maps(inputs_[0]->info().batch, cp_config_of(config_, lane_));
     LoopbackWorld(1).run([&](Communicator& comm) {
       World world{comm, 1};
-      single_rank_ = run_lane({config_, *inputs_[0], lane_, std::nullopt}, world);
+      single_rank_ =
+          run_lane({config_, *inputs_[0], lane_, std::nullopt}, world, ShardPlace::on_cpu(config_));
     });
   }
 

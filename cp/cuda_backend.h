@@ -1,0 +1,106 @@
+// The CUDA backend: kernels, devices and transports of one installation, in a shared object of its
+// own that is opened when it is asked for. So one installation works on machines with and without a
+// driver, NCCL or a GPU.
+//
+//   auto backend = cpattn::CudaBackend::open();
+//   std::shared_ptr<cpattn::Device> gpu = backend->open_device(0);
+//   auto group = backend->nccl_transport(my_ranks, gpu);       // my_ranks: any Communicator
+//   cpattn::ContextParallelAttention attention(group, {.chunk_tokens = 4096},
+//                                              &backend->kernels(*gpu));
+//   plan->forward(tensors_in_device_memory, {my_cuda_stream});
+//
+// What it makes keeps it open.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "src/comm/communicator.h"
+#include "src/comm/shard_transport.h"
+#include "src/device/device.h"
+
+namespace cpattn {
+
+struct CudaDeviceFacts {
+  int ordinal = 0;
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+  std::size_t memory_bytes = 0;
+  std::vector<int> peers;  ///< devices whose memory it can access
+  std::string refusal;     ///< why kernels() would refuse it; "" when it is supported
+};
+
+/// Where a device's memory comes from: the stream-ordered pool of the runtime, unless both are set.
+/// `allocate` returns null when it cannot; calls come from one thread at a time.
+struct CudaAllocator {
+  void* (*allocate)(void* context, std::size_t size_bytes) = nullptr;
+  void (*free)(void* context, void* memory) noexcept = nullptr;
+  void* context = nullptr;
+};
+
+/// A stream that this process made; work given to it does not wait for the legacy default stream.
+class OwnedStream {
+ public:
+  OwnedStream() = default;
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  virtual ~OwnedStream() = default;
+  virtual Stream get() const = 0;
+};
+
+class CudaBackend {
+ public:
+  /// Opens the shared object at `path`; "": the one that was installed or built beside this
+  /// library.
+  /// Errors  Unsupported: it is not there, its libraries are not, it is of another version; says
+  ///         what the system said.
+  static std::shared_ptr<CudaBackend> open(const std::string& path = "");
+
+  CudaBackend() = default;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+  virtual ~CudaBackend() = default;
+
+  /// "CUDA runtime 13.0, driver 13.0, NCCL 2.28.9"; begins with "doubles on the CPU, no GPU: " when
+  /// it was linked with the tests' doubles.
+  virtual std::string description() const = 0;
+  /// Why there is no device: no driver, driver older than the runtime, none visible; "" otherwise.
+  virtual std::string refusal() const = 0;
+  virtual std::vector<CudaDeviceFacts> devices() const = 0;
+
+  /// Errors  Unsupported: refusal(), or that of the device; InvalidArgument: no such ordinal.
+  virtual std::shared_ptr<Device> open_device(int ordinal, const CudaAllocator& allocator) = 0;
+  std::shared_ptr<Device> open_device(int ordinal) { return open_device(ordinal, {}); }
+  /// Those for a device of this backend. The table lives as long as the backend.
+  virtual const KernelTable& kernels(const Device& device) = 0;
+  virtual std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) = 0;
+
+  /// Shards travel by NCCL on a stream of their own. Collective over `control`.
+  ///
+  /// `nccl_comm`  an ncclComm_t whose ranks are those of `control`, which stays the caller's; null:
+  ///              one is made.
+  /// Errors       InvalidArgument on every rank: two ranks on one device, ranks that differ;
+  ///              CommError: NCCL failed or a rank is late.
+  virtual std::shared_ptr<ShardTransport> nccl_transport(
+      const std::shared_ptr<Communicator>& control, const std::shared_ptr<Device>& device,
+      void* nccl_comm, Seconds timeout) = 0;
+
+  /// Shards travel as messages of `control`, through pinned host memory, or straight from device
+  /// memory where it takes that (CUDA-aware MPI). Any number of ranks on a device; no graphs.
+  virtual std::shared_ptr<ShardTransport> host_transport(
+      const std::shared_ptr<Communicator>& control, const std::shared_ptr<Device>& device) = 0;
+};
+
+/// What the shared object exports: the backend, or null when `interface` is not the one it was
+/// built with. The caller deletes it before it closes the object.
+inline constexpr std::uint32_t kCudaBackendInterface = 1;
+inline constexpr const char* kCudaBackendSymbol = "cpattn_cuda_backend";
+using MakeCudaBackend = CudaBackend* (*)(std::uint32_t interface);
+
+}  // namespace cpattn

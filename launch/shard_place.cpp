@@ -1,0 +1,108 @@
+#include "launch/shard_place.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/error.h"
+
+namespace cpattn {
+namespace {
+
+/// Owned by the World.
+std::shared_ptr<Communicator> borrowed(Communicator& comm) {
+  return {std::shared_ptr<void>(), &comm};
+}
+
+bool use_nccl(const RunConfig& config, int local_ranks, int num_gpus) {
+  const bool has_one_each = local_ranks <= num_gpus;
+  switch (config.exchange) {
+    case GpuExchange::automatic:
+      return has_one_each;
+    case GpuExchange::nccl:
+      require(has_one_each, "exchange is nccl with ", local_ranks, " ranks of a host on ", num_gpus,
+              " GPUs: expected one for each, or exchange host");
+      return true;
+    case GpuExchange::host:
+      return false;
+  }
+  return false;
+}
+
+template <class T>
+std::size_t bytes_of(const BasicAnyTensor<T>& tensor) {
+  return static_cast<std::size_t>(tensor.shape[0] * tensor.shape[1] * tensor.shape[2]) *
+         size_of(tensor.dtype);
+}
+
+}  // namespace
+
+ShardPlace ShardPlace::on_cpu(const RunConfig& config) {
+  ShardPlace place;
+  place.kernels_ = &kernels_of(config);
+  return place;
+}
+
+ShardPlace ShardPlace::on_gpu(const RunConfig& config, World& world) {
+  ShardPlace place;
+  place.backend_ = CudaBackend::open(config.cuda_backend);
+  const std::string refusal = place.backend_->refusal();
+  require<Unsupported>(refusal.empty(), "device ", name_of(config.device), ": ", refusal);
+  const auto num_gpus = static_cast<int>(place.backend_->devices().size());
+  const std::shared_ptr<Device> device = place.backend_->open_device(world.local_rank % num_gpus);
+  place.kernels_ = &place.backend_->kernels(*device);
+  place.stream_ = place.backend_->make_stream(device);
+  const std::shared_ptr<Communicator> comm = borrowed(world.comm);
+  place.gpu_ = use_nccl(config, world.local_ranks, num_gpus)
+                   ? place.backend_->nccl_transport(comm, device, nullptr,
+                                                    Seconds(config.cp_config.timeout_seconds))
+                   : place.backend_->host_transport(comm, device);
+  return place;
+}
+
+std::byte* PlacedTensors::place(const void* data, std::size_t size_bytes) {
+  Buffer there = device_.allocate(size_bytes);
+  device_.upload(there.data(), {static_cast<const std::byte*>(data), size_bytes});
+  inputs_.push_back(std::move(there));
+  return inputs_.back().data();
+}
+
+AnyTensor PlacedTensors::input(const AnyConstTensor& host) {
+  AnyTensor there{const_cast<void*>(host.data), host.dtype, host.shape, host.strides};
+  if (device_.kind() == DeviceKind::cpu || host.data == nullptr) return there;
+  there.data = place(host.data, bytes_of(host));
+  return there;
+}
+
+TensorView<float, 2> PlacedTensors::input(const TensorView<const float, 2>& host) {
+  TensorView<float, 2> there{const_cast<float*>(host.data), host.shape, host.strides};
+  if (device_.kind() == DeviceKind::cpu || host.data == nullptr) return there;
+  const auto count = static_cast<std::size_t>(host.shape[0] * host.shape[1]);
+  there.data = reinterpret_cast<float*>(place(host.data, count * sizeof(float)));
+  return there;
+}
+
+AnyTensor PlacedTensors::output(const AnyTensor& host) {
+  AnyTensor there = input(host);
+  if (there.data == host.data) return there;
+  outputs_.push_back(
+      {std::move(inputs_.back()), {static_cast<std::byte*>(host.data), bytes_of(host)}});
+  inputs_.pop_back();
+  return there;
+}
+
+TensorView<float, 2> PlacedTensors::output(const TensorView<float, 2>& host) {
+  const TensorView<float, 2> there =
+      input(TensorView<const float, 2>{host.data, host.shape, host.strides});
+  if (there.data == host.data) return there;
+  const auto count = static_cast<std::size_t>(host.shape[0] * host.shape[1]);
+  outputs_.push_back({std::move(inputs_.back()),
+                      {reinterpret_cast<std::byte*>(host.data), count * sizeof(float)}});
+  inputs_.pop_back();
+  return there;
+}
+
+void PlacedTensors::fetch() {
+  for (const Copy& copy : outputs_) device_.download(copy.here, copy.there.data());
+}
+
+}  // namespace cpattn
