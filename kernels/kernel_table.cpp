@@ -6,6 +6,7 @@
 #include "kernels/cpu/packed_kv.h"
 #include "kernels/cpu/packed_queries.h"
 #include "kernels/cpu/tile_kernels.h"
+#include "kernels/f32_engine.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -58,7 +59,7 @@ struct CpuBackend {
   // bits on every instruction set. The bf16 dot instruction rounds differently and takes P rounded
   // to bf16.
   static std::string_view numerics(DType dtype) {
-    return engine(dtype) == cpu::Engine::f32 ? "f32-fma/tile128/exp2-5" : "bf16-dot/tile128/exp2-4";
+    return engine(dtype) == cpu::Engine::f32 ? kF32Numerics : "bf16-dot/tile128/exp2-4";
   }
   static std::size_t packed_kv_bytes(const KernelProblem& problem, std::int64_t num_keys) {
     const cpu::PackedSizes sizes = cpu::packed_sizes(problem, {engine(problem.dtype)}, num_keys);

@@ -6,15 +6,15 @@
 #include <cstdint>
 
 #include "kernels/block_attention.h"
+#include "kernels/f32_engine.h"
 
 namespace cpattn::cpu {
 
 struct GradientTileKernels;  // gradient_kernels.h
 
-/// Keys between two rescales of the running state: part of the numerics, equal on every machine.
-inline constexpr std::int64_t kKeyTile = 128;
-/// Rows of a query tile: 3 vectors of 16 lanes. Equal for every instruction set: one state layout.
-inline constexpr std::int64_t kQueryTile = 48;
+using cpattn::kKeyTile;
+/// 3 vectors of 16 lanes. Equal for every instruction set: one state layout.
+using cpattn::kQueryTile;
 
 /// Query tiles of a chunk.
 constexpr std::int64_t tiles_of(std::int64_t num_rows) {
