@@ -32,6 +32,12 @@ class CommError : public Error {
   using Error::Error;
 };
 
+/// A call of CUDA failed: the device or its driver, not the caller and not a peer.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A bug of ours.
 class InternalError : public Error {
  public:

@@ -66,6 +66,9 @@ class Communicator : public ShardTransport {
   /// Longest single message on the wire, longer ones are cut; 0 for a transport that cuts none.
   virtual std::size_t max_message_bytes() const { return 0; }
 
+  /// Whether isend() and irecv() also take memory of a GPU.
+  virtual bool takes_device_memory() const { return false; }
+
   /// Posts a message. The bytes must stay untouched until test() returned true. Zero bytes are a
   /// message too. Messages of any size are accepted; the transport cuts them as it needs (64-bit
   /// sizes throughout). Errors: InvalidArgument for a peer outside [0, size()), CommError from the

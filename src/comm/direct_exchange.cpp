@@ -9,7 +9,6 @@ namespace cpattn {
 DirectExchange::DirectExchange(ShardTransport& transport, std::size_t max_bytes_out,
                                std::size_t max_bytes_in, const TransferOptions& options)
     : comm_(transport.control()),
-      verify_checksum_(options.verify_checksum),
       out_{transport.device().allocate(max_bytes_out), transport.device().allocate(max_bytes_out)},
       in_(transport.device().allocate(max_bytes_in)),
       transfer_(transport.make_transfer(ExchangeKind::direct, options)) {}
@@ -37,7 +36,6 @@ void DirectExchange::post(const DirectHop& hop, Stream stream) {
                     .to = hop.to,
                     .subject_out = comm_.rank(),
                     .out = out,
-                    .checksum_out = verify_checksum_ ? checksum_of(out) : 0,
                     .from = hop.from,
                     .subject_in = hop.from,
                     .in = in_.bytes().first(hop.bytes_in)},

@@ -66,7 +66,6 @@ class DirectExchange {
 
  private:
   Communicator& comm_;
-  bool verify_checksum_;
   Buffer out_[2];
   Buffer in_;
   int next_out_ = 0;

@@ -16,6 +16,7 @@ class ForwardingComm : public Communicator {
   int size() const override { return inner_.size(); }
   std::string_view transport() const override { return inner_.transport(); }
   std::size_t max_message_bytes() const override { return inner_.max_message_bytes(); }
+  bool takes_device_memory() const override { return inner_.takes_device_memory(); }
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override {
     return inner_.isend(bytes, peer, tag);
   }

@@ -51,6 +51,16 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes) {
   return state;
 }
 
+std::chrono::microseconds transfer_delay(std::uint64_t delay_seed, int rank, int step) {
+  constexpr std::uint64_t kMaxDelay_us = 2000;
+  if (delay_seed == 0) return std::chrono::microseconds(0);
+  Digest digest;
+  digest.add(static_cast<std::int64_t>(delay_seed));
+  digest.add(static_cast<std::int64_t>(rank));
+  digest.add(static_cast<std::int64_t>(step));
+  return std::chrono::microseconds((digest.value() >> 20) % (kMaxDelay_us + 1));
+}
+
 MessageTransfer::MessageTransfer(Communicator& comm, ExchangeKind kind,
                                  const TransferOptions& options)
     : comm_(comm),
@@ -82,13 +92,9 @@ void MessageTransfer::start(const TransferEnds& ends, Stream) {
   is_active_ = true;
   is_posted_ = false;
   is_header_in_ = false;
+  if (options_.verify_checksum && !ends_.checksum_out) ends_.checksum_out = checksum_of(ends_.out);
   if (options_.delay_seed != 0) {
-    constexpr std::uint64_t kMaxDelayUs = 2000;
-    Digest digest;
-    digest.add(static_cast<std::int64_t>(options_.delay_seed));
-    digest.add(static_cast<std::int64_t>(comm_.rank()));
-    digest.add(static_cast<std::int64_t>(ends.step));
-    post_at_ = Clock::now() + std::chrono::microseconds((digest.value() >> 20) % (kMaxDelayUs + 1));
+    post_at_ = Clock::now() + transfer_delay(options_.delay_seed, comm_.rank(), ends.step);
     return;
   }
   post_messages();
@@ -100,7 +106,7 @@ void MessageTransfer::post_messages() {
   TransferHeader header{.hop = static_cast<std::uint64_t>(stats_.hops),
                         .owner = static_cast<std::uint64_t>(ends_.subject_out),
                         .bytes = ends_.out.size(),
-                        .payload_checksum = options_.verify_checksum ? ends_.checksum_out : 0};
+                        .payload_checksum = ends_.checksum_out.value_or(0)};
   header.header_checksum = header.expected_checksum();
   std::memcpy(header_out.data(), &header, sizeof header);
 

@@ -1,5 +1,9 @@
 #include "src/comm/mpi_comm.h"
 
+#if defined(OPEN_MPI)
+#include <mpi-ext.h>  // MPIX_Query_cuda_support
+#endif
+
 #include <algorithm>
 #include <climits>
 #include <exception>
@@ -258,6 +262,14 @@ bool MpiCommunicator::test(Pending& pending) {
 
 void MpiCommunicator::abort(int exit_code, std::string_view /*reason*/) noexcept {
   MPI_Abort(comm_, exit_code);
+}
+
+bool MpiCommunicator::takes_device_memory() const {
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
 }
 
 }  // namespace cpattn

@@ -68,6 +68,8 @@ class MpiCommunicator final : public Communicator {
   int size() const override { return size_; }
   std::string_view transport() const override { return "mpi"; }
   std::size_t max_message_bytes() const override { return max_message_bytes_; }
+  /// What this MPI library says of itself, at run time.
+  bool takes_device_memory() const override;
   Pending isend(std::span<const std::byte> bytes, int peer, Tag tag) override;
   Pending irecv(std::span<std::byte> bytes, int peer, Tag tag) override;
   bool test(Pending& pending) override;

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -81,7 +82,7 @@ class RingExchange {
   Buffer slots_[2];
   int current_slot_ = 0;
   int step_ = 0;
-  std::uint64_t current_checksum_ = 0;  // of the span in the current slot, as its owner computed it
+  std::optional<std::uint64_t> current_checksum_;  // of the current span, by its owner; not ours
   std::unique_ptr<Transfer> hop_;
 };
 

@@ -6,8 +6,10 @@
 // wait(), and by every call after it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string_view>
@@ -19,6 +21,10 @@ namespace cpattn {
 
 /// 64 bits that change when any single word of `bytes` does.
 std::uint64_t checksum_of(std::span<const std::byte> bytes);
+
+/// How long a test's seed delays this rank's transfer of a step: pseudo-random 0..2 ms; 0 without
+/// a seed.
+std::chrono::microseconds transfer_delay(std::uint64_t delay_seed, int rank, int step);
 
 struct TransferStats {
   std::int64_t hops = 0;             ///< transfers completed
@@ -34,7 +40,8 @@ struct TransferEnds {
   int to = 0;
   int subject_out = 0;  ///< the rank whose span `out` is
   std::span<const std::byte> out;
-  std::uint64_t checksum_out = 0;  ///< of `out`, when checksums are verified
+  /// Of `out`, as its owner computed it; none: the transfer computes it where the bytes are seen.
+  std::optional<std::uint64_t> checksum_out = {};
   int from = 0;
   int subject_in = 0;
   std::span<std::byte> in;
