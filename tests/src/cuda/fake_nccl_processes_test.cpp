@@ -1,10 +1,10 @@
 // The double of NCCL among processes: the same code as among threads, and what only processes do.
-#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <vector>
 
 #include "src/base/error.h"
@@ -22,13 +22,10 @@ constexpr int kAllWell = 7, kNotWell = 8;
 /// Segments with a name in the system.
 int num_names() {
   int count = 0;
-  DIR* folder = opendir("/dev/shm");
-  if (folder == nullptr) return 0;
-  while (const dirent* entry = readdir(folder)) {
-    const std::string own = detail::concat("cpattn-fake-nccl-", getpid(), "-");
-    count += std::string(entry->d_name).rfind(own, 0) == 0 ? 1 : 0;
+  const std::string own = detail::concat("cpattn-fake-nccl-", getpid(), "-");
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    count += entry.path().filename().string().rfind(own, 0) == 0 ? 1 : 0;
   }
-  closedir(folder);
   return count;
 }
 

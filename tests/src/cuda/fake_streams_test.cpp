@@ -265,9 +265,14 @@ TEST_F(Streams, KernelThatFailsEndsItsDevice) {
   cudaEvent_t after = event();
   fail_after("kernel", 1, cudaErrorIllegalAddress);
   bool has_run = false;
+  std::atomic<bool> may_go{false};
+  run_in(work, [&] {
+    while (!may_go.load()) std::this_thread::yield();
+  });
   launch_add_one(values, 1, work);
   run_in(work, [&] { has_run = true; });
   ASSERT_EQ(cudaEventRecord(after, work), cudaSuccess);
+  may_go.store(true);
 
   EXPECT_EQ(cudaStreamSynchronize(work), cudaErrorIllegalAddress);
 
