@@ -87,6 +87,20 @@ TEST_F(MachineTest, DeviceIsTheThreadsOwn) {
   EXPECT_EQ(of_stream, 3);
 }
 
+TEST_F(MachineTest, StreamsKnowHowTheyWereMade) {
+  int least = -1, greatest = 1, priority = 1;
+  unsigned flags = 0;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  ASSERT_LT(greatest, least);
+  cudaStream_t work = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithPriority(&work, cudaStreamNonBlocking, greatest), cudaSuccess);
+  EXPECT_EQ(cudaStreamGetPriority(work, &priority), cudaSuccess);
+  EXPECT_EQ(cudaStreamGetFlags(work, &flags), cudaSuccess);
+  EXPECT_EQ(priority, greatest);
+  EXPECT_EQ(flags, unsigned{cudaStreamNonBlocking});
+  EXPECT_EQ(cudaStreamDestroy(work), cudaSuccess);
+}
+
 TEST_F(MachineTest, SharedMemoryIsAskedForWithinItsLimit) {
   const auto* kernel = reinterpret_cast<const void*>(do_nothing);
   const auto ask = [&](int bytes) {

@@ -123,6 +123,26 @@ TEST_F(Streams, MissingWaitIsFoundByDelaysAndByTheThreadSanitizer) {
   EXPECT_EQ(races > 0, kFindsRaces);
 }
 
+TEST_F(Streams, MissingWaitBetweenKernelsIsFound) {
+  constexpr int kCount = 40;
+  cudaStream_t first = stream(), second = stream();
+  cudaEvent_t done = event();
+  auto* values = device_memory<int>(kCount);
+  ASSERT_EQ(cudaMemset(values, 0, kCount * sizeof(int)), cudaSuccess);
+  const auto add_twice = [&](bool waits) {
+    launch_add_one(values, kCount, first);
+    ASSERT_EQ(cudaEventRecord(done, first), cudaSuccess);
+    if (waits) {
+      ASSERT_EQ(cudaStreamWaitEvent(second, done, 0), cudaSuccess);
+    }
+    launch_add_one(values, kCount, second);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  };
+
+  EXPECT_EQ(races_of([&] { add_twice(true); }), 0);
+  EXPECT_EQ(races_of([&] { add_twice(false); }) > 0, kFindsRaces);
+}
+
 /// The first stream is long done when the host puts work into the second, and still nothing but
 /// luck has ordered them: neither the queue, nor a poll, nor an event recorded anew.
 TEST_F(Streams, LuckIsNoOrder) {
@@ -221,6 +241,7 @@ TEST_F(Streams, SynchronousCopiesWaitForBlockingStreamsOnly) {
 
   EXPECT_EQ(result, 1);
   may_go.store(true);
+  EXPECT_EQ(cudaStreamSynchronize(other), cudaSuccess);
 }
 
 TEST_F(Streams, DefaultStreamsAreRefused) {

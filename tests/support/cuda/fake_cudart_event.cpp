@@ -93,13 +93,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   });
 }
 
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
-  if (flags != cudaEventRecordDefault) {
-    return Api::finish(refuse(cudaErrorNotSupported, "cudaEventRecordWithFlags: flags ", flags));
-  }
-  return cudaEventRecord(event, handle);
-}
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
   static Api& api = Api::named(__func__);
   return api.call([&] {
