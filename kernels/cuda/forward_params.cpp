@@ -8,11 +8,12 @@
 namespace cpattn::cuda {
 namespace {
 
-std::int64_t num_items(const ForwardArgs& args, int tile_rows) {
+/// Kernels count them in 32 bits.
+int num_items(const ForwardArgs& args, int tile_rows) {
   std::int64_t tiles = 0;
   for (const QueryProgram& program : args.programs)
     tiles += ceil_div<std::int64_t>(program.num_rows, tile_rows);
-  return tiles * args.problem.shape.num_heads;
+  return narrow<int>(tiles * args.problem.shape.num_heads);
 }
 
 StateShape scratch_shape(const KernelProblem& problem, int tile_rows) {
@@ -40,8 +41,7 @@ std::size_t forward_workspace_bytes(const KernelProblem& problem, const StepLimi
 }
 
 unsigned forward_blocks(const ForwardArgs& args, int tile_rows) {
-  return narrow<unsigned>(
-      std::min<std::int64_t>(num_items(args, tile_rows), args.problem.num_threads));
+  return narrow<unsigned>(std::min(num_items(args, tile_rows), args.problem.num_threads));
 }
 
 ForwardParams forward_params(const ForwardArgs& args, int tile_rows) {

@@ -58,13 +58,12 @@ struct ForwardItem {
 };
 
 /// Heads change fastest, so that neighbours share keys and all heads of a long tile begin early.
-CP_DEVICE ForwardItem forward_item(const ForwardParams& params, std::int64_t index, int tile_rows) {
+CP_DEVICE ForwardItem forward_item(const ForwardParams& params, int index, int tile_rows) {
   const StepImage& image = *params.image;
   const RowTile tile = image.part<RowTile>(image.tiles)[index / params.num_heads];
   const TileProgram* program = image.part<TileProgram>(image.programs) + tile.program;
   const int rows = program->num_rows - tile.first_row;
-  return {program, tile.first_row, rows < tile_rows ? rows : tile_rows,
-          static_cast<int>(index % params.num_heads)};
+  return {program, tile.first_row, rows < tile_rows ? rows : tile_rows, index % params.num_heads};
 }
 
 /// Rows [row, row + 16) of an item's tile, in a slot of its program.

@@ -6,131 +6,9 @@
 // cp.async fills the others. Source: FlashAttention-2 (Dao 2023), algorithm 1.
 #pragma once
 
-#include "kernels/cuda/forward_params.h"
+#include "kernels/cuda/forward_tiles.cuh"
 
 namespace cpattn::cuda::sm80 {
-
-/// Faults that tests plant; production has none.
-enum class Fault {
-  none,
-  no_barrier_after_wait,
-  wait_for_too_few,
-  no_barrier_before_refill,
-  limit_one_too_many,
-  hidden_values_as_numbers,
-};
-
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = 32 * kWarps;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr std::uint32_t kRowBytes = 2 * kPanelColumns;  ///< of a panel
-
-/// Head sizes of up to 64 kPanels channels. Chosen so that registers do not spill and shared memory
-/// stays within 99 KiB, the least that any of the architectures has. Bits do not depend on it.
-template <class T_, int kPanels_, Fault kFault_ = Fault::none>
-struct Config {
-  using T = T_;
-  static constexpr int kPanels = kPanels_;
-  static constexpr Fault kFault = kFault_;
-  static constexpr int kStrips = kPanels == 1 ? 2 : 1;  ///< of a warp
-  static constexpr int kTileRows = kStripRows * kStrips * kWarps;
-  static constexpr int kSlots = kPanels == 1 ? 4 : kPanels == 2 ? 3 : 2;  ///< of the ring
-};
-
-/// Bytes of shared memory: q, then the ring.
-template <class C>
-CP_SHARED_BY_HOST constexpr std::uint32_t query_bytes(const KvForm& form) {
-  return static_cast<std::uint32_t>(form.k_panels) * C::kTileRows * kRowBytes;
-}
-CP_SHARED_BY_HOST constexpr std::uint32_t slot_bytes(const KvForm& form) {
-  return static_cast<std::uint32_t>(form.k_panels > form.v_panels ? form.k_panels : form.v_panels) *
-         kPanelBytes;
-}
-
-/// Lane addresses for ldmatrix.x4 in a panel: the four matrices of a 16x16 square whose rows begin
-/// at a multiple of 16, `columns_first` or rows first. Steps of 16 columns are an xor, since the
-/// swizzle leaves bits 5 and 6 free of the row.
-struct SquareLane {
-  std::uint32_t row_bytes;
-  std::uint32_t column_bits;
-
-  CP_DEVICE explicit SquareLane(bool columns_first) {
-    const std::uint32_t lane = threadIdx.x % 32;
-    const std::uint32_t low = lane / 8 % 2, high = lane / 16;
-    const std::uint32_t row = lane % 8 + 8 * (columns_first ? high : low);
-    row_bytes = row * kRowBytes;
-    column_bits = ((columns_first ? low : high) ^ lane % 8) << 4;
-  }
-  /// Byte of the lane's row of the square at column 16 `step` of the panel.
-  CP_DEVICE std::uint32_t operator()(std::uint32_t step) const {
-    return row_bytes + (column_bits ^ step << 5);
-  }
-};
-
-/// The tile's rows of q, panel by panel, in shared memory; rows that do not exist are zero.
-template <class C>
-CP_DEVICE void load_queries(const ForwardParams& params, const ForwardItem& item, std::byte* to) {
-  constexpr int kRowPieces = kPanelColumns / kPieceChannels;
-  const int pieces = params.form.k_panels * C::kTileRows * kRowPieces;
-  const std::int64_t first_row = item.program->row_begin + item.first_row;
-  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kThreads) {
-    const int row = i / kRowPieces % C::kTileRows, panel = i / kRowPieces / C::kTileRows;
-    const int channel = i % kRowPieces * kPieceChannels;
-    Piece piece{};
-    if (row < item.num_rows && panel * kPanelColumns + channel < params.q.dim) {
-      piece = scaled_query<typename C::T>(
-          load_piece(params.q, first_row + row, item.head, panel * kPanelColumns + channel),
-          params.scale);
-    }
-    const std::uint32_t plain =
-        static_cast<std::uint32_t>(row) * kRowBytes + static_cast<std::uint32_t>(channel) * 2;
-    *reinterpret_cast<Piece*>(to + panel * C::kTileRows * static_cast<int>(kRowBytes) +
-                              swizzled(plain, Swizzle::bytes128)) = piece;
-  }
-}
-
-/// The ring: half tiles [0, num_halves) of one block of keys, even ones keys, odd ones values.
-template <class C>
-struct Ring {
-  ptx::SharedAddress first_slot = 0;
-  std::uint32_t slot_size = 0;
-  const std::byte* source = nullptr;  ///< of the next half to be asked for
-  int num_left = 0;                   ///< halves not asked for
-  int next_slot = 0;
-  bool is_values = false;
-
-  /// Asks for the next half, if there is one; a group of copies either way.
-  CP_DEVICE void ask(const KvForm& form) {
-    if (num_left > 0) {
-      const int panels = is_values ? form.v_panels : form.k_panels;
-      const std::uint32_t offset = threadIdx.x * 16;
-      const ptx::SharedAddress to =
-          first_slot + static_cast<std::uint32_t>(next_slot) * slot_size + offset;
-      for (int panel = 0; panel < panels; ++panel) {
-        CP_UNROLL
-        for (int i = 0; i < kPanelBytes / (16 * kThreads); ++i) {
-          const int at = panel * kPanelBytes + i * 16 * kThreads;
-          ptx::copy_async16(to + static_cast<std::uint32_t>(at), source + offset + at, true);
-        }
-      }
-      source += panels * kPanelBytes;
-      is_values = !is_values;
-      --num_left;
-      next_slot = next_slot + 1 == C::kSlots ? 0 : next_slot + 1;
-    }
-    ptx::commit_copies();
-  }
-
-  /// Half number `half` is there for all threads, and the slot of the one before is free: it is
-  /// filled again.
-  CP_DEVICE void advance(const KvForm& form) {
-    constexpr int kNewest = C::kSlots - 2;
-    ptx::wait_copies<C::kFault == Fault::wait_for_too_few ? kNewest + 1 : kNewest>();
-    if (C::kFault == Fault::no_barrier_before_refill) ask(form);
-    if (C::kFault != Fault::no_barrier_after_wait) __syncthreads();
-    if (C::kFault != Fault::no_barrier_before_refill) ask(form);
-  }
-};
 
 /// Keys of the tile at hand that the warp's rows see: row i of the warp sees [0, first + i), at
 /// most `num_keys`.
@@ -162,7 +40,7 @@ CP_DEVICE void multiply_keys(const ForwardParams& params, ptx::SharedAddress q,
     }
   }
   const int num_steps = (params.q.dim + 15) / 16;
-  CP_UNROLL_BY(2)
+  CP_UNROLL_BY(1)
   for (int step = 0; step < num_steps; ++step) {
     const auto panel = static_cast<std::uint32_t>(step / 4),
                within = static_cast<std::uint32_t>(step % 4);
@@ -204,9 +82,16 @@ CP_DEVICE void hide_keys(const Visible& visible, Scores<C>& s) {
   }
 }
 
-/// Scores to weights 2^(s scale - m), and the state to the new maximum. l is the lane's share.
+/// Weights of the warp's strips, rounded: of row g or g + 8, keys 8 n + 2 t and the next one. A
+/// product takes them as they lie.
 template <class C>
-CP_DEVICE void weigh_keys(float scale, Accumulator<C::kPanels>& a, float (&s)[kTileRows / 8][4]) {
+using Weights = std::uint32_t[C::kStrips][kTileRows / 8][2];
+
+/// Weights 2^(s scale - m) of a strip's scores, and the state to the new maximum. l is the lane's
+/// share, of unrounded weights.
+template <class C>
+CP_DEVICE void weigh_keys(float scale, const float (&s)[kTileRows / 8][4],
+                          Accumulator<C::kPanels>& a, std::uint32_t (&p)[kTileRows / 8][2]) {
   CP_UNROLL
   for (int half = 0; half < 2; ++half) {
     float best = -INFINITY;
@@ -225,11 +110,11 @@ CP_DEVICE void weigh_keys(float scale, Accumulator<C::kPanels>& a, float (&s)[kT
     float sum = 0.0f;
     CP_UNROLL
     for (int n = 0; n < kTileRows / 8; ++n) {
-      CP_UNROLL
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        s[n][i] = ptx::exp2_approximate(fmaf(s[n][i], scale, -safe_m));
-        sum += s[n][i];
-      }
+      const float first = ptx::exp2_approximate(fmaf(s[n][2 * half], scale, -safe_m));
+      const float second = ptx::exp2_approximate(fmaf(s[n][2 * half + 1], scale, -safe_m));
+      sum += first;
+      sum += second;
+      p[n][half] = ptx::pack(first, second, typename C::T{});
     }
     a.l[half] = fmaf(a.l[half], alpha, sum);
     CP_UNROLL
@@ -261,12 +146,11 @@ CP_DEVICE void add_special_values(const std::uint32_t (&marks)[4], std::uint32_t
   for (int i = 0; i < 4; ++i) o[i] = seen[i] > 0.0f ? NAN : o[i];
 }
 
-/// o += P V for keys [16 step, 16 step + 16). P is rounded to the 16-bit type here; it lies in
-/// registers as the product wants it. kIsPartial: some rows do not see some of the keys, and 0
-/// times NaN is not 0, so values that are not finite are taken out of the product.
+/// o += P V for keys [16 step, 16 step + 16). kIsPartial: some rows do not see some of the keys,
+/// and 0 times NaN is not 0, so values that are not finite are taken out of the product.
 template <class C, bool kIsPartial>
 CP_DEVICE void multiply_value_step(const KvForm& form, const Visible& visible, int step,
-                                   ptx::SharedAddress v, const Scores<C>& s,
+                                   ptx::SharedAddress v, const Weights<C>& weights,
                                    Accumulator<C::kPanels> (&acc)[C::kStrips]) {
   using T = typename C::T;
   const SquareLane v_lane(false);
@@ -274,10 +158,7 @@ CP_DEVICE void multiply_value_step(const KvForm& form, const Visible& visible, i
   CP_UNROLL
   for (int strip = 0; strip < C::kStrips; ++strip) {
     CP_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float(&pair)[4] = s[strip][2 * step + i / 2];
-      p[strip][i] = ptx::pack(pair[i % 2 * 2], pair[i % 2 * 2 + 1], T{});
-    }
+    for (int i = 0; i < 4; ++i) p[strip][i] = weights[strip][2 * step + i / 2][i % 2];
   }
   CP_UNROLL
   for (int n = 0; n < 4 * C::kPanels; ++n) {
@@ -315,16 +196,22 @@ CP_DEVICE void multiply_value_step(const KvForm& form, const Visible& visible, i
 
 template <class C>
 CP_DEVICE void multiply_values(const KvForm& form, const Visible& visible, ptx::SharedAddress v,
-                               const Scores<C>& s, Accumulator<C::kPanels> (&acc)[C::kStrips]) {
+                               const Weights<C>& p, Accumulator<C::kPanels> (&acc)[C::kStrips]) {
   CP_UNROLL
   for (int step = 0; step < kTileRows / 16; ++step) {
     if (16 * step >= visible.of_any()) break;
     if (C::kFault == Fault::hidden_values_as_numbers || 16 * (step + 1) <= visible.of_all()) {
-      multiply_value_step<C, false>(form, visible, step, v, s, acc);
+      multiply_value_step<C, false>(form, visible, step, v, p, acc);
     } else {
-      multiply_value_step<C, true>(form, visible, step, v, s, acc);
+      multiply_value_step<C, true>(form, visible, step, v, p, acc);
     }
   }
+}
+
+/// The tile's row with which the warp's begin.
+template <class C>
+CP_DEVICE int warp_row() {
+  return static_cast<int>(ptx::thread() / 32) * C::kStrips * kStripRows;
 }
 
 /// The accumulators go on over one block of keys. Called by all threads of the block.
@@ -338,49 +225,43 @@ CP_DEVICE void attend(const ForwardParams& params, const ForwardItem& item, cons
   const int last_limit = first_limit + item.num_rows - 1;
   const int seen_keys = last_limit < num_keys ? last_limit : num_keys;
   const int num_tiles = seen_keys > 0 ? (seen_keys + kTileRows - 1) / kTileRows : 0;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * C::kStrips * kStripRows;
-  const ptx::SharedAddress q = shared + static_cast<std::uint32_t>(warp_row) * kRowBytes;
-
+  const int row = warp_row<C>();
+  const ptx::SharedAddress q = shared + static_cast<std::uint32_t>(row) * kRowBytes;
+  const ptx::SharedAddress first_slot = shared + query_bytes<C>(params.form);
   CP_UNROLL
   for (int strip = 0; strip < C::kStrips; ++strip) {
     CP_UNROLL
     for (int half = 0; half < 2; ++half) {
       // Until the block's end l is in shares: what came before is the first lane's.
-      if (threadIdx.x % 4 != 0) acc[strip].l[half] = 0.0f;
+      if (ptx::thread() % 4 != 0) acc[strip].l[half] = 0.0f;
     }
   }
-  Ring<C> ring{
-      .first_slot = shared + query_bytes<C>(params.form),
-      .slot_size = slot_bytes(params.form),
-      .source = block.packed + item.head / params.group_size * params.form.head_bytes(num_keys),
-      .num_left = 2 * num_tiles};
+  Visible visible{first_limit + row, num_keys, item.num_rows - row};
+  Ring<C> ring(block.packed + item.head / params.group_size * params.form.head_bytes(num_keys),
+               num_tiles, first_slot);
   __syncthreads();  // q is there, and no warp reads the last block's values
   CP_UNROLL
-  for (int i = 0; i < C::kSlots - 1; ++i) ring.ask(params.form);
-  int slot = 0;
+  for (int i = 0; i < C::kSlots - 1; ++i) ring.ask(params, first_slot);
+  CP_UNROLL_BY(1)
   for (int tile = 0; tile < num_tiles; ++tile) {
-    const Visible visible{first_limit + warp_row - tile * kTileRows, num_keys - tile * kTileRows,
-                          item.num_rows - warp_row};
     const bool sees_any = visible.of_any() > 0;  // a tile that no row sees would change no bit
-    Scores<C> s;
-    ring.advance(params.form);
+    Weights<C> p;
+    ring.arrive(params, first_slot);
     if (sees_any) {
-      multiply_keys<C>(params, q,
-                       ring.first_slot + static_cast<std::uint32_t>(slot) * ring.slot_size, s);
+      Scores<C> s;
+      multiply_keys<C>(params, q, ring.here, s);
       if (visible.of_all() < kTileRows) hide_keys<C>(visible, s);
       CP_UNROLL
       for (int strip = 0; strip < C::kStrips; ++strip) {
-        weigh_keys<C>(params.scale.multiplier, acc[strip], s[strip]);
+        weigh_keys<C>(params.scale.multiplier, s[strip], acc[strip], p[strip]);
       }
     }
-    slot = slot + 1 == C::kSlots ? 0 : slot + 1;
-    ring.advance(params.form);
-    if (sees_any) {
-      multiply_values<C>(params.form, visible,
-                         ring.first_slot + static_cast<std::uint32_t>(slot) * ring.slot_size, s,
-                         acc);
-    }
-    slot = slot + 1 == C::kSlots ? 0 : slot + 1;
+    ring.leave(params, first_slot);
+    ring.arrive(params, first_slot);
+    if (sees_any) multiply_values<C>(params.form, visible, ring.here, p, acc);
+    ring.leave(params, first_slot);
+    visible.first -= kTileRows;
+    visible.num_keys -= kTileRows;
   }
   ptx::wait_copies<0>();
   CP_UNROLL
@@ -394,35 +275,46 @@ CP_DEVICE void attend(const ForwardParams& params, const ForwardItem& item, cons
   }
 }
 
+/// Between blocks of keys the ring's memory is the warps' stages: it has at least two slots.
+template <class C>
+CP_DEVICE Stage stage_of_warp(const ForwardParams& params, std::byte* memory) {
+  static_assert(kWarps * stage_bytes(1) == 2 * kPanelBytes);
+  const int warp = static_cast<int>(ptx::thread() / 32);
+  return {reinterpret_cast<float*>(memory + query_bytes<C>(params.form) +
+                                   warp * stage_bytes(params.form.v_panels)),
+          kPanelColumns * params.form.v_panels};
+}
+
 template <class C>
 CP_DEVICE void execute(const ForwardParams& params, const ForwardItem& item, const TileOp& op,
-                       ptx::SharedAddress shared, Accumulator<C::kPanels> (&acc)[C::kStrips]) {
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * C::kStrips * kStripRows;
+                       std::byte* memory, Accumulator<C::kPanels> (&acc)[C::kStrips]) {
   if (op.kind == TileOpKind::block) {
     CP_UNROLL
     for (int strip = 0; strip < C::kStrips; ++strip) clear(acc[strip]);
   }
   if (op.kind == TileOpKind::block || op.kind == TileOpKind::accumulate) {
-    attend<C>(params, item, op, shared, acc);
+    attend<C>(params, item, op, ptx::shared_address(memory), acc);
     return;
   }
+  const Stage stage = stage_of_warp<C>(params, memory);
+  __syncthreads();  // the stages lie where the last block's values were
   CP_UNROLL
   for (int strip = 0; strip < C::kStrips; ++strip) {
-    const int row = warp_row + strip * kStripRows;
+    const int row = warp_row<C>() + strip * kStripRows;
     switch (op.kind) {
       case TileOpKind::block:
       case TileOpKind::accumulate:
         break;
       case TileOpKind::load:
-        load_states(acc[strip], strip_of_slot(params, item, op.slot, row));
+        load_states(acc[strip], strip_of_slot(params, item, op.slot, row), stage);
         break;
       case TileOpKind::merge_left:
       case TileOpKind::merge_right:
         merge_states(acc[strip], strip_of_slot(params, item, op.slot, row),
-                     op.kind == TileOpKind::merge_left ? SlotSide::left : SlotSide::right);
+                     op.kind == TileOpKind::merge_left ? SlotSide::left : SlotSide::right, stage);
         break;
       case TileOpKind::store:
-        store_states(acc[strip], strip_of_slot(params, item, op.slot, row));
+        store_states(acc[strip], strip_of_slot(params, item, op.slot, row), stage);
         break;
       case TileOpKind::finalize:
       case TileOpKind::finalize_empty: {
@@ -430,9 +322,9 @@ CP_DEVICE void execute(const ForwardParams& params, const ForwardItem& item, con
         const StripOfResult result = strip_of_result(params, item, row);
         if (params.head_maxima != nullptr) {
           const float largest = largest_logit(acc[strip], result.num_rows);
-          if (threadIdx.x % 32 == 0) raise_maximum(params.head_maxima + item.head, largest);
+          if (ptx::thread() % 32 == 0) raise_maximum(params.head_maxima + item.head, largest);
         }
-        finalize_states(acc[strip], result);
+        finalize_states(acc[strip], result, stage);
         break;
       }
     }
@@ -445,14 +337,18 @@ __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   CP_DYNAMIC_SMEM(memory);
   const StepImage& image = *params.image;
-  const std::int64_t num_items = std::int64_t{image.num_tiles} * params.num_heads;
-  for (std::int64_t i = blockIdx.x; i < num_items; i += gridDim.x) {
-    const ForwardItem item = forward_item(params, i, C::kTileRows);
-    load_queries<C>(params, item, memory);
-    Accumulator<C::kPanels> acc[C::kStrips];
-    for (std::int32_t place = item.program->op_begin; place < item.program->op_end; ++place) {
-      execute<C>(params, item, image.part<TileOp>(image.ops)[place], ptx::shared_address(memory),
-                 acc);
+  Accumulator<C::kPanels> acc[C::kStrips];
+  // What is at hand is looked up again for each op rather than kept in registers.
+  const auto item_at = [&params](int i) { return forward_item(params, i, C::kTileRows); };
+  CP_UNROLL_BY(1)
+  for (int i = static_cast<int>(blockIdx.x); i < image.num_tiles * params.num_heads;
+       i += static_cast<int>(gridDim.x)) {
+    load_queries<C>(params, item_at(i), memory);
+    CP_UNROLL_BY(1)
+    for (int place = 0; place < item_at(i).program->num_ops(); ++place) {
+      const ForwardItem item = item_at(i);
+      execute<C>(params, item, image.part<TileOp>(image.ops)[item.program->op_begin + place],
+                 memory, acc);
     }
   }
 }

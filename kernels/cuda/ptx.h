@@ -29,6 +29,14 @@ CP_DEVICE SharedAddress shared_address(const void* place) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(place));
 }
 
+/// threadIdx.x, asked for anew each time: what follows from it is not kept in registers over
+/// everything that happens in between.
+CP_DEVICE unsigned thread() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 /// 16 bytes from global to shared memory, past the registers; zeros where !is_valid, and then
 /// nothing is read. Both addresses are multiples of 16.
 CP_DEVICE void copy_async16(SharedAddress to, const void* from, bool is_valid) {
@@ -141,6 +149,8 @@ template <int NumNewest>
 inline void wait_copies() {
   cuda_host::wait_copies(NumNewest);
 }
+
+inline unsigned thread() { return cuda_host::current_thread->thread_index.x; }
 
 template <std::size_t Count>
 inline void load_matrices(std::uint32_t (&registers)[Count], SharedAddress row) {

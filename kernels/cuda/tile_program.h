@@ -46,6 +46,8 @@ struct TileProgram {
   std::int32_t num_rows = 0;
   std::int32_t op_begin = 0;
   std::int32_t op_end = 0;
+
+  CP_SHARED_BY_HOST std::int32_t num_ops() const { return op_end - op_begin; }
 };
 
 /// The unit of work: rows [first_row, first_row + tile_rows) of a program's chunk, as far as there

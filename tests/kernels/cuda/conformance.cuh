@@ -41,7 +41,8 @@ inline constexpr const char* kPortableResults[] = {"cp.async 0",
                                                    "shfl.up width 16",
                                                    "shfl.down width 8",
                                                    "shfl.xor",
-                                                   "ballot"};
+                                                   "ballot",
+                                                   "thread"};
 inline constexpr int kNumPortableResults = sizeof(kPortableResults) / sizeof(kPortableResults[0]);
 inline constexpr std::size_t kPortableSharedBytes = 2048;
 
@@ -118,6 +119,7 @@ __global__ void __launch_bounds__(32)
   store(static_cast<std::uint32_t>(__shfl_down_sync(0xffffffffu, value, 2u, 8)));
   store(static_cast<std::uint32_t>(__shfl_xor_sync(0xffffffffu, value, 5)));
   store(__ballot_sync(0xffffffffu, (lane * 7 & 4) != 0));
+  store(ptx::thread());
 }
 
 }  // namespace cpattn::cuda
