@@ -1,4 +1,6 @@
 // What every transport of shards must do, on host memory and on the doubles of CUDA and NCCL.
+#include <map>
+
 #include "tests/src/cuda/ring_of_bytes.h"
 
 namespace cpattn {
@@ -160,15 +162,15 @@ TEST_F(ShardFaults, MissingWaitIsCaught) {
       {Mover::staged, Fault::no_wait_after_receive},
       {Mover::cuda_aware, Fault::no_wait_before_send},
   };
+  // The thread sanitizer tells of a pair of places once, and both faults of a mover have the same.
+  std::map<Mover, int> races;
   for (const auto& [mover, fault] : kFaults) {
     SCOPED_TRACE(testing::Message() << static_cast<int>(mover) << static_cast<int>(fault));
     int wrong = 0;
-    const int races = races_of([&, at = mover, what = fault] { wrong = wrong_with(at, what); });
+    races[mover] += races_of([&, at = mover, what = fault] { wrong = wrong_with(at, what); });
     EXPECT_GT(wrong, 0) << "found by wrong numbers";
-    if (kFindsRaces) {
-      EXPECT_GT(races, 0);
-    }
   }
+  for (const auto& [mover, found] : races) EXPECT_EQ(found > 0, kFindsRaces);
 }
 
 /// The event is passed although the kernel before it is still at work: the messages' bytes would be
