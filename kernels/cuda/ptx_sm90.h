@@ -4,6 +4,8 @@
 // compiles for every architecture. mbarrier and TMA need sm_90 or later.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/ptx.h"
 #include "kernels/cuda/swizzle.h"
 
@@ -109,6 +111,16 @@ CP_DEVICE void load_tile(SharedAddress to, const TensorMap& map, SharedAddress b
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+/// `num_bytes` consecutive bytes of global to shared memory, reported to the barrier. Addresses and
+/// num_bytes are multiples of 16. One thread calls it.
+CP_DEVICE void load_bytes(SharedAddress to, const void* from, unsigned num_bytes,
+                          SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(num_bytes), "r"(barrier)
+      : "memory");
+}
 CP_DEVICE void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -126,6 +138,20 @@ CP_DEVICE void commit_products() { CP_SM90A_ASM("wgmma.commit_group.sync.aligned
 template <int NumNewest>
 CP_DEVICE void wait_products() {
   CP_SM90A_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(NumNewest) : "memory");
+}
+
+/// The compiler may not move uses of these registers past this point: to it, a product's result is
+/// there once the product has started, and its operands are free.
+template <class T, std::size_t Count>
+CP_DEVICE void hold_registers(T (&registers)[Count]) {
+  CP_UNROLL
+  for (std::size_t i = 0; i < Count; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(registers[i])::"memory");
+    }
+  }
 }
 
 /// Registers of each thread of the warpgroup from here on: a multiple of 8, from 24 to 256.
@@ -212,6 +238,10 @@ inline void load_tile(SharedAddress to, const TensorMap& map, SharedAddress barr
   const std::int32_t first[] = {x, y, z, w};
   cuda_host::copy_tile(to, map, first, 4, barrier);
 }
+inline void load_bytes(SharedAddress to, const void* from, unsigned num_bytes,
+                       SharedAddress barrier) {
+  cuda_host::copy_bytes(to, from, num_bytes, barrier);
+}
 inline void prefetch_tensor_map(const TensorMap&) {}
 
 inline void products_fence() {}
@@ -220,6 +250,8 @@ template <int NumNewest>
 inline void wait_products() {
   cuda_host::wait_products(NumNewest);
 }
+template <class T, std::size_t Count>
+inline void hold_registers(T (&)[Count]) {}
 template <int Count>
 inline void increase_registers() {
   cuda_host::set_max_registers(Count);

@@ -49,35 +49,58 @@ void land(Block& block, const TileCopy& copy) {
   mbarrier_complete_bytes(block, copy.barrier, box_bytes(copy.map));
 }
 
-}  // namespace
-
-void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first, int rank,
-               SharedAddress barrier) {
-  if (map.rank != rank) fail("TMA: a load of ", rank, " dimensions from a map of ", map.rank + 0);
-  const unsigned alignment = map.swizzle == Swizzle::none ? 128 : pattern_bytes(map.swizzle);
-  std::byte* place = shared_place(to, box_bytes(map), alignment);
-  TileCopy copy{to, barrier, map, {}};
-  for (int d = 0; d < rank; ++d) copy.first[d] = first[d];
+void start(const TileCopy& copy, unsigned alignment) {
+  const unsigned bytes = box_bytes(copy.map);
+  std::byte* place = shared_place(copy.to, bytes, alignment);
   // To the thread sanitizer the copy happens here, whenever it lands: the thread that starts it is
   // the one that knows the destination to be free.
-  announce_write(place, box_bytes(map));
+  announce_write(place, bytes);
   for_each_element(copy, [&](const std::byte* from, SharedAddress) {
-    if (from != nullptr) announce_read(from, map.element_bytes);
-    if (from != nullptr && is_forbidden(from, map.element_bytes)) {
-      fail("TMA: the map describes memory that is not allocated");
+    if (from != nullptr) announce_read(from, copy.map.element_bytes);
+    if (from != nullptr && is_forbidden(from, copy.map.element_bytes)) {
+      fail("TMA: the source is memory that is not allocated");
     }
   });
-  mbarrier_release(barrier);
+  mbarrier_release(copy.barrier);
   Block& block = *current_thread->block;
   if (block.options().landing == Landing::early) {
     land(block, copy);
     return;
   }
-  for (unsigned i = 0; i < box_bytes(map); ++i) place[i] = std::byte{0xff};
+  // Volatile: no memset, which the thread sanitizer would take for a write by this thread.
+  volatile std::byte* const fill = place;
+  for (unsigned i = 0; i < bytes; ++i) fill[i] = std::byte{0xff};
   if (block.tile_copies().size() == kMaxTileCopies) {
     fail("TMA: more than ", kMaxTileCopies, " tiles under way");
   }
   block.tile_copies().push_back(copy);
+}
+
+}  // namespace
+
+void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first, int rank,
+               SharedAddress barrier) {
+  if (map.rank != rank) fail("TMA: a load of ", rank, " dimensions from a map of ", map.rank + 0);
+  TileCopy copy{to, barrier, map, {}};
+  for (int d = 0; d < rank; ++d) copy.first[d] = first[d];
+  start(copy, map.swizzle == Swizzle::none ? 128 : pattern_bytes(map.swizzle));
+}
+
+void copy_bytes(SharedAddress to, const void* from, unsigned num_bytes, SharedAddress barrier) {
+  constexpr unsigned kUnit = 16;
+  if (reinterpret_cast<std::uintptr_t>(from) % kUnit != 0) {
+    fail("cp.async.bulk: the global address is not a multiple of 16");
+  }
+  if (num_bytes % kUnit != 0) fail("cp.async.bulk: ", num_bytes, " bytes; no multiple of 16");
+  // A tensor of one dimension with elements of 16 bytes.
+  TensorMap map;
+  map.base = static_cast<const std::byte*>(from);
+  map.strides_bytes[0] = kUnit;
+  map.shape[0] = num_bytes / kUnit;
+  map.box[0] = static_cast<std::uint16_t>(num_bytes / kUnit);
+  map.rank = 1;
+  map.element_bytes = kUnit;
+  start({to, barrier, map, {}}, kUnit);
 }
 
 void land_tiles(Block& block) {

@@ -1,4 +1,4 @@
-// TMA on the host: tiles of a tensor to shared memory, reported to an mbarrier.
+// TMA on the host: tiles of a tensor, or plain bytes, to shared memory, reported to an mbarrier.
 //
 // Landing::late: a tile lands only when no thread of the block can do anything else, the latest
 // moment a kernel can count on; until then its destination holds NaN.
@@ -39,6 +39,9 @@ struct TileCopy {
 /// The box at `first` (rank numbers, innermost first); elements outside of the tensor are zeros.
 void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first, int rank,
                SharedAddress barrier);
+
+/// `num_bytes` as they are.
+void copy_bytes(SharedAddress to, const void* from, unsigned num_bytes, SharedAddress barrier);
 
 /// For Block: nobody can run, so what is under way arrives.
 void land_tiles(Block& block);

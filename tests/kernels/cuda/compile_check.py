@@ -3,7 +3,8 @@
 
 compile_check.py NVCC ROOT SOURCE [--arch 80,90a,...] [--require 90a:hgmma] [--count-as-ptx]
 
-A warning is an error, and so is a register spill or any use of local memory. --require: kernels of
+A warning is an error, and so is a register spill, any use of local memory, or a wgmma that the
+assembler had to serialise. --require: kernels of
 that architecture contain the operation. --count-as-ptx: each operation occurs in the machine code
 as often as in the PTX (for straight code without loops), which also proves the table of cubin.py.
 """
@@ -25,6 +26,7 @@ PTX_PATTERNS = {
     "hmma": r"mma\.sync\.",
     "hgmma": r"wgmma\.mma_async\.",
     "utmaldg": r"cp\.async\.bulk\.tensor\.",
+    "ublkcp": r"cp\.async\.bulk\.shared",
     "ldsm": r"ldmatrix\.",
     "ldgsts": r"cp\.async\.(?:ca|cg)\.",
 }
@@ -41,6 +43,11 @@ FLAGS = (
 )
 
 
+# What ptxas says, as information only, where it cannot tell that registers of a product are left
+# alone until the wait for it.
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+
+
 def compile_all(nvcc, root, source, architectures, folder):
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     if PTX_ARCHITECTURE in architectures:
@@ -48,7 +55,9 @@ def compile_all(nvcc, root, source, architectures, folder):
     command = [nvcc, *FLAGS, *targets, f"-I{root}", "-x", "cu", "-fatbin", "--keep"]
     command += [f"--keep-dir={folder}", "-o", f"{folder}/out.fatbin", source]
     print(" ".join(command), flush=True)
-    return subprocess.run(command, check=False).returncode
+    result = subprocess.run(command, check=False, text=True, capture_output=True)
+    print(result.stdout + result.stderr, flush=True)
+    return result.returncode == 0 and SERIALIZED not in result.stdout + result.stderr
 
 
 def kept(folder, architecture, suffix):
@@ -99,7 +108,7 @@ def main():
     architectures = args.arch.split(",")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        if compile_all(args.nvcc, args.root, args.source, architectures, folder) != 0:
+        if not compile_all(args.nvcc, args.root, args.source, architectures, folder):
             return 1
         problems = []
         for architecture in [] if args.host_only else architectures:

@@ -78,6 +78,16 @@ void add_tile(Report& report, const char* name, TiledTensor tensor, const int (&
   report.add(name, out, 4);
 }
 
+void add_bytes(Report& report) {
+  std::vector<std::uint32_t> source(kTileBytes / 4 + 4);
+  for (std::uint32_t i = 0; i < source.size(); ++i) source[i] = 2 * i | (2 * i + 1) << 16;
+  Words from(std::move(source)), out(kTileBytes / 4);
+  const auto* bytes = reinterpret_cast<const std::byte*>(from.device());
+  launch(bytes_kernel<1040>, dim3(1), dim3(128), kTileBytes + 8, report.stream, bytes + 16,
+         out.device());
+  report.add("bulk copy of bytes", out, 4);
+}
+
 }  // namespace
 
 std::string report_sm90(cudaStream_t stream, bool with_words) {
@@ -127,6 +137,7 @@ std::string report_sm90(cudaStream_t stream, bool with_words) {
                .box = {64, 1, 4, 8},
                .swizzle = Swizzle::bytes128},
               {0, 1, 1, 4}, 1920);
+  add_bytes(report);
   return report.text;
 }
 

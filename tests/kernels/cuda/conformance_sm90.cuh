@@ -1,4 +1,4 @@
-// The kernels behind report_sm90: products of every shape and layout, tiles of every rank.
+// The kernels behind report_sm90: products of every shape and layout, tiles of every rank, bytes.
 #pragma once
 
 #include "kernels/cuda/ptx_sm90.h"
@@ -110,6 +110,24 @@ __global__ void __launch_bounds__(128) tile_kernel(const __grid_constant__ Tenso
     if constexpr (Rank == 2) ptx::load_tile(tile, map, barrier, x, y);
     if constexpr (Rank == 3) ptx::load_tile(tile, map, barrier, x, y, z);
     if constexpr (Rank == 4) ptx::load_tile(tile, map, barrier, x, y, z, w);
+  }
+  __syncthreads();
+  ptx::mbarrier_wait(barrier, 0);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(memory);
+  for (unsigned i = threadIdx.x; i < kTileBytes / 4; i += 128) out[i] = words[i];
+}
+
+/// Plain bytes in two pieces, the first of kFirst, that change places.
+template <unsigned kFirst>
+__global__ void __launch_bounds__(128) bytes_kernel(const std::byte* from, std::uint32_t* out) {
+  CP_DYNAMIC_SMEM(memory);
+  const ptx::SharedAddress to = ptx::shared_address(memory), barrier = to + kTileBytes;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_bytes(barrier, kTileBytes);
+    ptx::load_bytes(to + kTileBytes - kFirst, from, kFirst, barrier);
+    ptx::load_bytes(to, from + kFirst, kTileBytes - kFirst, barrier);
   }
   __syncthreads();
   ptx::mbarrier_wait(barrier, 0);

@@ -16,6 +16,7 @@ OPERATIONS = {
     0x9F0: "hgmma",  # both operands in shared memory
     0xDF0: "hgmma",  # the first in registers
     0x5B4: "utmaldg",
+    0x3BA: "ublkcp",
     0x83B: "ldsm",
     0xFAE: "ldgsts",
     0x387: "stl",

@@ -67,6 +67,46 @@ TEST_F(Hopper, TilesAreTheBoxSwizzled) {
   });
 }
 
+TEST_F(Hopper, BytesComeAsTheyAre) {
+  std::vector<std::uint32_t> source(kTileBytes / 4);
+  for (std::uint32_t i = 0; i < source.size(); ++i) source[i] = i;
+  const auto* from = reinterpret_cast<const std::byte*>(source.data());
+  ASSERT_EQ(reinterpret_cast<std::uintptr_t>(from) % 16, 0u);
+  in_all_modes([&] {
+    std::vector<std::uint32_t> out(source.size());
+    run(bytes_kernel<1040>, dim3(1), dim3(128), kTileBytes + 8, from, out.data());
+    for (std::uint32_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], (i + 260) % 1024) << i;
+  });
+}
+
+__global__ void load_some_bytes(const std::byte* from, unsigned offset, unsigned num_bytes,
+                                std::uint32_t* seen) {
+  CP_DYNAMIC_SMEM(memory);
+  const ptx::SharedAddress to = ptx::shared_address(memory) + 64, barrier = to - 64;
+  ptx::mbarrier_init(barrier, 1);
+  ptx::mbarrier_arrive_expect_bytes(barrier, num_bytes);
+  ptx::load_bytes(to + offset, from, num_bytes, barrier);
+  *seen = *reinterpret_cast<const std::uint32_t*>(memory + 64);
+  ptx::mbarrier_wait(barrier, 0);
+}
+
+TEST_F(Hopper, BytesThatBulkCopiesDoNotTakeAreReported) {
+  alignas(16) static const std::byte source[64] = {};
+  std::uint32_t seen = 0;
+  const auto message = [&](const std::byte* from, unsigned offset, unsigned num_bytes) {
+    return problem(load_some_bytes, dim3(1), dim3(1), 128, from, offset, num_bytes, &seen);
+  };
+  in_all_modes([&] {
+    EXPECT_EQ(message(source, 0, 64), "");
+    const bool is_late = executor_.options().landing == cuda_host::Landing::late;
+    EXPECT_EQ(seen, is_late ? 0xffffffffu : 0u);
+    EXPECT_PRED2(contains, message(source + 8, 0, 16), "global address is not a multiple of 16");
+    EXPECT_PRED2(contains, message(source, 0, 24), "24 bytes; no multiple of 16");
+    EXPECT_PRED2(contains, message(source, 8, 16), "needs a multiple of 16");
+    EXPECT_PRED2(contains, message(source, 16, 64), "shared addresses");
+  });
+}
+
 TEST_F(Hopper, TensorsThatTmaDoesNotTakeAreRefused) {
   alignas(16) static std::uint32_t data[64];
   const TiledTensor good{.data = data,
