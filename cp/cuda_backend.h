@@ -4,12 +4,13 @@
 //
 //   auto backend = cpattn::CudaBackend::open();
 //   std::shared_ptr<cpattn::Device> gpu = backend->open_device(0);
-//   auto group = backend->nccl_transport(my_ranks, gpu);       // my_ranks: any Communicator
+//   auto group = backend->nccl_transport(my_ranks, gpu, nullptr, timeout);  // any Communicator
 //   cpattn::ContextParallelAttention attention(group, {.chunk_tokens = 4096},
-//                                              &backend->kernels(*gpu));
+//                                              &backend->kernels(gpu));
 //   plan->forward(tensors_in_device_memory, {my_cuda_stream});
 //
-// What it makes keeps it open.
+// Once opened, the object stays open for good. A backend must outlive the plans that use its
+// kernels; devices, streams and transports may outlive it.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,8 @@ struct CudaDeviceFacts {
 /// Where a device's memory comes from: the stream-ordered pool of the runtime, unless both are set.
 /// `allocate` returns null when it cannot; calls come from one thread at a time.
 struct CudaAllocator {
-  void* (*allocate)(void* context, std::size_t size_bytes) = nullptr;
+  /// Memory for work of `stream`, aligned to 256 bytes.
+  void* (*allocate)(void* context, std::size_t size_bytes, Stream stream) = nullptr;
   void (*free)(void* context, void* memory) noexcept = nullptr;
   void* context = nullptr;
 };
@@ -77,8 +79,8 @@ class CudaBackend {
   /// Errors  Unsupported: refusal(), or that of the device; InvalidArgument: no such ordinal.
   virtual std::shared_ptr<Device> open_device(int ordinal, const CudaAllocator& allocator) = 0;
   std::shared_ptr<Device> open_device(int ordinal) { return open_device(ordinal, {}); }
-  /// Those for a device of this backend. The table lives as long as the backend.
-  virtual const KernelTable& kernels(const Device& device) = 0;
+  /// Those for a device of this backend.
+  virtual const KernelTable& kernels(const std::shared_ptr<Device>& device) = 0;
   virtual std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) = 0;
 
   /// Shards travel by NCCL on a stream of their own. Collective over `control`.

@@ -77,6 +77,7 @@ void RingGradient::backward(const BackwardTensors& tensors, Stream stream) {
   pieces_.rethrow();  // then the ring may have been left in the middle of a hop
   refuse_tensors_together(plan_, transport_, problems_with(plan_, tensors, transport_.device()),
                           stream);
+  const CurrentDevice current(transport_.device());
   ring_.reset();
   pieces_.reset();
   pack_own(tensors, stream);

@@ -50,6 +50,7 @@ RingAttention::RingAttention(const Plan& plan, ShardTransport& transport)
 void RingAttention::forward(const ForwardTensors& tensors, Stream stream) {
   refuse_tensors_together(plan_, transport_, problems_with(plan_, tensors, transport_.device()),
                           stream);
+  const CurrentDevice current(transport_.device());
   exchange_.reset();
   pack_own(tensors, stream);
   for (std::size_t step = 0; step < plan_.schedule().steps.size(); ++step) {

@@ -28,7 +28,12 @@ if(CP_PYTHON_FOUND AND CP_BUILD_TESTS)
       "apt-get install python3-${module}")
   endforeach()
 endif()
-# The kernels are not in the product yet: a toolkit is for checking them (docs/gpu.md).
+if(CP_WITH_CUDA)
+  set(remedy "nvcc and cuda_runtime of CUDA 13.0 or later, NCCL 2.28 or later; never needed on the CPU")
+else()
+  set(remedy "switched off: -DCP_WITH_CUDA=ON")
+endif()
+cp_row("CUDA backend" "${CP_HAS_CUDA}" "runs on GPUs" "${remedy}")
 cp_row("CUDA toolkit ${CUDAToolkit_VERSION} ${CUDAToolkit_NVCC_EXECUTABLE}" "${CUDAToolkit_NVCC_EXECUTABLE}"
   "compile checks of the CUDA kernels" "nvcc 12.8 or later; their tests on the CPU need none")
 cp_row("headers of the CUDA runtime and of NCCL" "${CP_HAS_CUDA_HEADERS}"

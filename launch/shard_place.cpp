@@ -49,7 +49,7 @@ ShardPlace ShardPlace::on_gpu(const RunConfig& config, World& world) {
   require<Unsupported>(refusal.empty(), "device ", name_of(config.device), ": ", refusal);
   const auto num_gpus = static_cast<int>(place.backend_->devices().size());
   const std::shared_ptr<Device> device = place.backend_->open_device(world.local_rank % num_gpus);
-  place.kernels_ = &place.backend_->kernels(*device);
+  place.kernels_ = &place.backend_->kernels(device);
   place.stream_ = place.backend_->make_stream(device);
   const std::shared_ptr<Communicator> comm = borrowed(world.comm);
   place.gpu_ = use_nccl(config, world.local_ranks, num_gpus)

@@ -182,6 +182,17 @@ void CudaDevice::download(std::span<std::byte> to, const std::byte* from) {
   memory_->synchronize();
 }
 
+int CudaDevice::enter() {
+  int before = 0;
+  cuda_check(cudaGetDevice(&before), "cudaGetDevice");
+  if (before != ordinal_) cuda_check(cudaSetDevice(ordinal_), "cudaSetDevice");
+  return before;
+}
+
+void CudaDevice::leave(int before) noexcept {
+  if (before != ordinal_) cudaSetDevice(before);
+}
+
 std::string CudaDevice::problem_with(const void* data) const {
   cudaPointerAttributes attributes{};
   if (const cudaError_t status = cudaPointerGetAttributes(&attributes, data);

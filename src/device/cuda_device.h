@@ -49,6 +49,8 @@ class CudaDevice final : public Device {
   Buffer allocate(std::size_t size_bytes) override;
   void upload(std::byte* to, std::span<const std::byte> from) override;
   void download(std::span<std::byte> to, const std::byte* from) override;
+  int enter() override;
+  void leave(int before) noexcept override;
   std::string problem_with(const void* data) const override;
   std::string problem_with(Stream stream) const override;
   bool is_capturing(Stream stream) const override;

@@ -48,6 +48,10 @@ class Device {
   virtual void upload(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void download(std::span<std::byte> to, const std::byte* from) = 0;
 
+  /// Makes it the one that launches of this thread go to; what was before. See CurrentDevice.
+  virtual int enter() { return 0; }
+  virtual void leave(int before) noexcept { static_cast<void>(before); }
+
   /// Why kernels of this device must not be given this address of a tensor: "host memory, expected
   /// memory of cuda:0", "address 0x7f...4, expected a multiple of 16"; "" when they may.
   virtual std::string problem_with(const void* data) const = 0;
@@ -57,6 +61,19 @@ class Device {
   virtual std::string problem_with(Stream stream) const = 0;
   /// Work given to it is recorded, not done.
   virtual bool is_capturing(Stream stream) const = 0;
+};
+
+/// Launches of this thread go to `device` in this scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device& device) : device_(device), before_(device.enter()) {}
+  ~CurrentDevice() { device_.leave(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  Device& device_;
+  int before_;
 };
 
 class CpuDevice final : public Device {

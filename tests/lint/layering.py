@@ -23,6 +23,8 @@ _ARROWS = (
     (r"kernels/kernel_table\.cpp$", r"src/(?:base|device)/|kernels/"),
     (r"kernels/", r"src/(?:base|device)/|kernels/[^/]+$"),
     # gradcheck asks the reference directly.
+    # Where the CUDA backend is put together.
+    (r"cp/cuda/", r"src/|kernels/[^/]+$|kernels/cuda/|cp/(?!bindings/)"),
     (r"cp/bindings/", r"src/|kernels/[^/]+$|kernels/reference/|cp/"),
     (r"cp/", r"src/|kernels/[^/]+$|cp/(?!bindings/)"),
     (r"launch/", r"src/|kernels/|cp/|launch/"),
@@ -52,10 +54,10 @@ _THIRD_PARTY_ROOMS = (
     (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
     (
         r"cuda_runtime_api\.h",
-        r"kernels/cuda/|src/device/cuda_|tests/support/cuda/|tests/src/cuda/",
+        r"kernels/cuda/|src/device/cuda_|cp/cuda/|tests/support/cuda/|tests/(?:src|cp)/cuda/",
     ),
     (r"cuda(?:_runtime)?\.h|vector_types\.h", r"kernels/cuda/"),
-    (r"nccl\.h", r"src/comm/nccl_|tests/support/cuda/|tests/src/cuda/"),
+    (r"nccl\.h", r"src/comm/nccl_|cp/cuda/|tests/support/cuda/|tests/src/cuda/"),
     (r"linux/futex\.h", r"tests/support/cuda/"),
     (
         r"(?:sys|netinet|arpa)/\w+\.h|(?:unistd|malloc|fcntl|signal|spawn|poll|sched|time)\.h",
