@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "kernels/check_gradient.h"
 #include "kernels/cpu/compute_blocks.h"
 #include "kernels/cpu/gradient_kernels.h"
 #include "kernels/cpu/packed_kv.h"
 #include "kernels/cpu/unit_queue.h"
-#include "src/base/error.h"
 #include "src/base/integers.h"
 
 namespace cpattn::cpu {
@@ -43,63 +43,6 @@ Workspace workspace_of(const KernelProblem& problem, const KvForm& form,
       whole_lines(UnitQueue::bytes(limits.q_blocks, limits.kv_blocks, problem.shape.num_kv_heads)),
       whole_lines(static_cast<std::size_t>(limits.kv_blocks) * sizeof(ComputeBlock)),
       static_cast<std::size_t>(prepared) * sizeof(float)};
-}
-
-void check_blocks(const BackwardArgs& args) {
-  const GradientLimits& limits = args.limits;
-  std::int64_t keys = 0, longest = 0;
-  for (const KvBlock& block : args.kv_blocks) {
-    keys += block.num_keys;
-    longest = std::max(longest, block.num_keys);
-  }
-  const auto kv_blocks = static_cast<std::int64_t>(args.kv_blocks.size());
-  const auto q_blocks = static_cast<std::int64_t>(args.q_blocks.size());
-  require(keys <= limits.keys && kv_blocks <= limits.kv_blocks && longest <= limits.block_keys,
-          kv_blocks, " kv blocks of ", keys, " keys, the longest of ", longest, ": planned for ",
-          limits.kv_blocks, " of ", limits.keys, ", the longest of ", limits.block_keys);
-  require(q_blocks <= limits.q_blocks, q_blocks, " q chunks, planned for ", limits.q_blocks);
-  for (const QueryBlock& block : args.q_blocks) {
-    require(block.num_rows >= 0 && block.num_rows <= args.problem.max_chunk_rows &&
-                block.row_begin >= 0 && block.row_begin + block.num_rows <= args.dq.shape[0],
-            "q chunk of rows [", block.row_begin, ", ", block.row_begin + block.num_rows,
-            "): expected at most ", args.problem.max_chunk_rows, " rows within ", args.dq.shape[0]);
-  }
-}
-
-void check_task(const BackwardArgs& args, const GradientTask& task) {
-  require(task.q_chunk >= 0 && task.q_chunk < static_cast<std::int64_t>(args.q_blocks.size()),
-          "task on q chunk ", task.q_chunk, " of ", args.q_blocks.size());
-  require(task.kv_block >= 0 && task.kv_block < static_cast<std::int64_t>(args.kv_blocks.size()),
-          "task on kv block ", task.kv_block, " of ", args.kv_blocks.size());
-  const auto check_scratch = [](SlotIndex slot, bool continues) {
-    require(!is_scratch(slot) || (slot == scratch_slot(0) && !continues), "scratch slot ",
-            scratch_number(slot), continues ? " continued" : "",
-            ": expected 0, and a fresh start for it");
-  };
-  const auto check_dkv = [&](SlotIndex slot) {
-    check_scratch(slot, false);
-    require(is_scratch(slot) || slot < static_cast<std::int64_t>(args.dkv_slots.size()),
-            "dkv slot ", slot, " of ", args.dkv_slots.size());
-  };
-  check_scratch(task.dq, task.continues_dq);
-  check_scratch(task.dkv, task.continues_dkv);
-  check_dkv(task.dkv);
-  for (const SumOp& op : task.dq_sums)
-    for (const SlotIndex slot : {op.dst, op.left, op.right}) check_scratch(slot, false);
-  for (const SumOp& op : task.dkv_sums)
-    for (const SlotIndex slot : {op.dst, op.left, op.right}) check_dkv(slot);
-  if (task.dq_result != kNoSlot) check_scratch(task.dq_result, false);
-}
-
-void check(const BackwardArgs& args) {
-  const AttentionShape& shape = args.problem.shape;
-  require(args.dq.shape[1] == shape.num_heads && args.dq.shape[2] == shape.head_dim &&
-              (args.dq.strides[2] == 1 || shape.head_dim == 1),
-          "dq [", args.dq.shape[0], ", ", args.dq.shape[1], ", ", args.dq.shape[2],
-          "], last stride ", args.dq.strides[2], ": expected [rows, ", shape.num_heads, ", ",
-          shape.head_dim, "] with a contiguous last dimension");
-  check_blocks(args);
-  for (const GradientTask& task : args.tasks) check_task(args, task);
 }
 
 /// One step: what all threads share.
@@ -259,7 +202,7 @@ std::size_t gradient_workspace_bytes(const KernelProblem& problem, const TileKer
 }
 
 void backward(const BackwardArgs& args, const TileKernels& kernels) {
-  check(args);
+  check_backward(args);
   Step step(args, kernels);
   // A team of its own even for one thread: the caller may be a member of another team.
 #pragma omp parallel num_threads(args.problem.num_threads)

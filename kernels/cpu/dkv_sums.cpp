@@ -5,40 +5,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/check_gradient.h"
 #include "kernels/cpu/gradient_kernels.h"
-#include "src/base/error.h"
 #include "src/base/integers.h"
 
 namespace cpattn::cpu {
 namespace {
-
-void check(const SumDkvArgs& args) {
-  const AttentionShape& shape = args.problem.shape;
-  const std::int64_t rows = args.dk.shape[0];
-  const auto fits = [&](const AnyTensor& tensor, std::int64_t dim, const char* name) {
-    require(tensor.shape[0] == rows && tensor.shape[1] == shape.num_kv_heads &&
-                tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1),
-            name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
-            "], last stride ", tensor.strides[2], ": expected [", rows, ", ", shape.num_kv_heads,
-            ", ", dim, "] with a contiguous last dimension");
-  };
-  fits(args.dk, shape.head_dim, "dk");
-  fits(args.dv, shape.value_dim, "dv");
-  for (const PackChunk& chunk : args.chunks) {
-    require(chunk.row_begin >= 0 && chunk.num_keys >= 0 && chunk.row_begin + chunk.num_keys <= rows,
-            "kv chunk of rows [", chunk.row_begin, ", ", chunk.row_begin + chunk.num_keys, ") of ",
-            rows);
-  }
-  for (const DkvOp& op : args.ops) {
-    require(op.kv_chunk >= 0 && op.kv_chunk < static_cast<std::int64_t>(args.chunks.size()),
-            "sum on kv chunk ", op.kv_chunk, " of ", args.chunks.size());
-    const bool writes = op.kind == DkvOpKind::sum || op.kind == DkvOpKind::copy;
-    const bool reads = op.kind != DkvOpKind::finish_empty;
-    require((!writes || op.dst != nullptr) && (!reads || op.left != nullptr) &&
-                (op.kind != DkvOpKind::sum || op.right != nullptr),
-            "sum on kv chunk ", op.kv_chunk, " lacks a place");
-  }
-}
 
 /// `count` keys from `first` on of one kv head of a chunk.
 struct Piece {
@@ -102,7 +74,7 @@ std::size_t dkv_slot_bytes(const KernelProblem& problem, std::int64_t num_keys) 
 }
 
 void sum_dkv(const SumDkvArgs& args, const TileKernels& kernels) {
-  check(args);
+  check_sum_dkv(args);
   // Elements are independent, so a job executes all ops on its own piece of every chunk.
   constexpr std::int64_t kPieceKeys = 64;
   const std::int64_t heads = args.problem.shape.num_kv_heads;

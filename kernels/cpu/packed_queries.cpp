@@ -2,39 +2,11 @@
 
 #include <algorithm>
 
+#include "kernels/check_gradient.h"
 #include "kernels/cpu/gradient_kernels.h"
-#include "src/base/error.h"
 
 namespace cpattn::cpu {
 namespace {
-
-void check(const PackQueriesArgs& args) {
-  const AttentionShape& shape = args.problem.shape;
-  const std::int64_t rows = args.q.shape[0];
-  const auto fits = [&](const AnyConstTensor& tensor, std::int64_t dim, const char* name) {
-    require(tensor.shape[0] == rows && tensor.shape[1] == shape.num_heads &&
-                tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1),
-            name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
-            "], last stride ", tensor.strides[2], ": expected [", rows, ", ", shape.num_heads, ", ",
-            dim, "] with a contiguous last dimension");
-  };
-  fits(args.q, shape.head_dim, "q");
-  fits(args.out, shape.value_dim, "out");
-  fits(args.dout, shape.value_dim, "dout");
-  require(args.q.dtype == args.problem.dtype, "q is ", name_of(args.q.dtype), ", expected ",
-          name_of(args.problem.dtype));
-  const auto fits_rows = [&](const TensorView<const float, 2>& view, const char* name) {
-    require(view.shape[0] == rows && view.shape[1] == shape.num_heads, name, " [", view.shape[0],
-            ", ", view.shape[1], "]: expected [", rows, ", ", shape.num_heads, "]");
-  };
-  fits_rows(args.lse, "lse");
-  if (args.dlse.data != nullptr) fits_rows(args.dlse, "dlse");
-  for (const PackChunk& chunk : args.chunks) {
-    require(chunk.row_begin >= 0 && chunk.num_keys >= 0 && chunk.row_begin + chunk.num_keys <= rows,
-            "q chunk of rows [", chunk.row_begin, ", ", chunk.row_begin + chunk.num_keys, ") of ",
-            rows);
-  }
-}
 
 StridedRows rows_of(const AnyConstTensor& tensor, std::int64_t row, std::int64_t head) {
   return {tensor.row(row, head),
@@ -70,7 +42,7 @@ std::size_t packed_query_bytes(const KernelProblem& problem, Engine engine, std:
 }
 
 void pack_queries(const PackQueriesArgs& args, const TileKernels& kernels, Engine engine) {
-  check(args);
+  check_pack_queries(args);
   std::int64_t tiles = 0;
   for (const PackChunk& chunk : args.chunks) tiles = std::max(tiles, tiles_of(chunk.num_keys));
   const std::int64_t heads = args.problem.shape.num_heads;

@@ -1,16 +1,25 @@
 #include "kernels/cuda/kernel_table.h"
 
+#include "kernels/cuda/backward_sm80.h"
 #include "kernels/cuda/forward_f32.h"
 #include "kernels/cuda/forward_params.h"
 #include "kernels/cuda/forward_sm80.h"
+#include "kernels/cuda/gradient_slots.h"
 #include "kernels/cuda/pack_f32.h"
 #include "kernels/cuda/pack_kv.h"
+#include "kernels/cuda/pack_queries.h"
+#include "kernels/cuda/sum_dkv.h"
 #include "kernels/f32_engine.h"
+#include "src/base/error.h"
 
 namespace cpattn::cuda {
 namespace {
 
-/// The forward of sm_80 and later, as the free functions a KernelTable holds: 16-bit elements on
+void check_gradient_dtype(DType dtype) {
+  require<Unsupported>(dtype != DType::f32, "f32: the backward of kernels/cuda has f16 and bf16");
+}
+
+/// The kernels of sm_80 and later, as the free functions a KernelTable holds: 16-bit elements on
 /// tensor cores, f32 on the others.
 struct Sm80 {
   static std::string_view numerics(DType dtype) {
@@ -37,6 +46,40 @@ struct Sm80 {
     return args.problem.dtype == DType::f32 ? f32::step_image(args) : sm80::step_image(args);
   }
 
+  static std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
+    check_gradient_dtype(problem.dtype);
+    return cuda::packed_query_bytes(problem, num_rows);
+  }
+  static void pack_queries(const PackQueriesArgs& args) {
+    check_gradient_dtype(args.problem.dtype);
+    cuda::pack_queries(args);
+  }
+  static std::size_t gradient_workspace_bytes(const KernelProblem& problem,
+                                              const GradientLimits& limits) {
+    check_gradient_dtype(problem.dtype);
+    return sm80_gradient::workspace_bytes(problem, limits);
+  }
+  static void backward(const BackwardArgs& args) {
+    check_gradient_dtype(args.problem.dtype);
+    sm80_gradient::backward(args);
+  }
+  static std::vector<std::byte> gradient_image(const BackwardArgs& args) {
+    check_gradient_dtype(args.problem.dtype);
+    return sm80_gradient::step_image(args);
+  }
+
+  static constexpr GradientKernels kGradient{.packed_kv_bytes = packed_kv_bytes,
+                                             .pack_kv = pack_kv,
+                                             .packed_query_bytes = packed_query_bytes,
+                                             .pack_queries = pack_queries,
+                                             .dq_slot_bytes = cuda::dq_slot_bytes,
+                                             .dkv_slot_bytes = cuda::dkv_slot_bytes,
+                                             .workspace_bytes = gradient_workspace_bytes,
+                                             .backward = backward,
+                                             .sum_dkv = cuda::sum_dkv,
+                                             .zero_rows = cuda::zero_rows,
+                                             .step_image = gradient_image};
+
   static constexpr KernelTable kTable{.name = "cuda/sm80",
                                       .device = DeviceKind::cuda,
                                       .numerics = numerics,
@@ -46,7 +89,7 @@ struct Sm80 {
                                       .workspace_bytes = workspace_bytes,
                                       .forward = forward,
                                       .step_image = step_image,
-                                      .gradient = {}};
+                                      .gradient = kGradient};
 };
 
 }  // namespace
