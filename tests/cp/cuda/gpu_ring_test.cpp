@@ -110,7 +110,10 @@ TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
     const fake_cuda::Live before = fake_cuda::live();
     rank.comm.barrier(deadline_after(Seconds(60)), "counted");
     for (int i = 0; i < 3; ++i) step();
-    EXPECT_EQ(fake_cuda::live(), before);
+    // Events are pooled: as many as hops were ever under way at a time.
+    EXPECT_EQ(fake_cuda::live().device_allocations, before.device_allocations);
+    EXPECT_EQ(fake_cuda::live().host_allocations, before.host_allocations);
+    EXPECT_EQ(fake_cuda::live().streams, before.streams);
     rank.comm.barrier(deadline_after(Seconds(60)), "compared");
   });
 }
