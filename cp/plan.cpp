@@ -241,6 +241,8 @@ std::string Plan::agreement_lines() const {
        << "\nkv_rows=" << problem_.batch.kv_rows << '\n';
   add_documents(text, problem_.batch.documents);
   text << "sharding_digest=" << std::hex << digest_of(sharding_) << std::dec
+       // Equal numerics give equal bits, but a device's packed keys and slots have its own form.
+       << "\ndevice=" << name_of(kernels_->device)
        << "\nnumerics=" << kernels_->numerics(problem_.dtype) << '\n';
   return text.str();
 }

@@ -159,6 +159,11 @@ TEST(Plan, RanksAgreeOnEverythingThatMatters) {
   differs([](Problem& p, CpConfig&) { p.dtype = DType::f16; });
   differs([](Problem& p, CpConfig&) { p.out_dtype = DType::f16; });
   differs([](Problem& p, CpConfig&) { p.batch = pack({31, 0, 8, 63, 1}); });
+
+  // The same arithmetic, but what travels has another form.
+  KernelTable elsewhere = default_kernels();
+  elsewhere.device = DeviceKind::cuda;
+  EXPECT_NE(Plan(problem, small_config(), elsewhere, 0, 3).agreement_lines(), expected);
 }
 
 TEST(Plan, TheGuaranteeIsStated) {

@@ -276,6 +276,27 @@ TEST_F(GpuRing, KernelsOfTheCpuAreRefusedForShardsOnAGpu) {
   });
 }
 
+// f32 has the same numerics on both, and messages would carry the bytes, but not in one form.
+TEST_F(GpuRing, RanksOnACpuAndOnAGpuAreRefusedInOneRing) {
+  const AttentionCase problem = small_case(DType::f32, MaskKind::causal);
+  on_gpu_ranks(2, GpuExchangeKind::host, [&](GpuRank& rank) {
+    ASSERT_EQ(rank.kernels().numerics(DType::f32), default_kernels().numerics(DType::f32));
+    const bool is_on_gpu = rank.comm.rank() == 0;
+    ShardTransport& transport = is_on_gpu ? *rank.transport : rank.comm;
+    const Plan plan(problem_of(problem), problem.config,
+                    is_on_gpu ? rank.kernels() : default_kernels(), rank.comm.rank(), 2);
+    std::string text;
+    try {
+      RingAttention attention(plan, transport);
+    } catch (const InvalidArgument& error) {
+      text = error.what();
+    }
+    EXPECT_NE(text.find("device"), std::string::npos) << text;
+    EXPECT_NE(text.find("cuda"), std::string::npos) << text;
+    EXPECT_NE(text.find("cpu"), std::string::npos) << text;
+  });
+}
+
 // Whatever cannot be had while a plan is made on one rank: that rank says so, the other one ends by
 // its deadline, nothing is left behind.
 TEST_F(GpuRing, MemoryThatCannotBeHadEndsTheJobAndLeavesNothing) {
