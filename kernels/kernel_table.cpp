@@ -72,7 +72,7 @@ struct CpuBackend {
     return cpu::workspace_bytes(problem, Get(), limits);
   }
   static void forward(const ForwardArgs& args) { cpu::forward(args, Get()); }
-  static double burn(DType dtype, std::int64_t rounds) { return Get().burn(engine(dtype), rounds); }
+  static double burn(const BurnArgs& args) { return Get().burn(engine(args.dtype), args.rounds); }
 
   static constexpr KernelTable table(std::string_view name, Isa isa) {
     return {.name = name,

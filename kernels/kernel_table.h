@@ -25,6 +25,14 @@ struct EnumNames<Isa> {
       NamedValue<Isa>{Isa::avx512_bf16, "avx512_bf16"}};
 };
 
+/// What KernelTable::burn is to do.
+struct BurnArgs {
+  DType dtype = DType::f32;
+  std::int64_t rounds = 1;
+  int num_workers = 1;  ///< thread blocks of a GPU
+  Stream stream{};      ///< of a GPU
+};
+
 struct KernelTable {
   std::string_view name;   ///< "cpu/avx512", "cuda/sm80", ...
   Isa isa = Isa::generic;  ///< of a CPU's
@@ -75,9 +83,10 @@ struct KernelTable {
   /// are part of it. Null for kernels that read their arguments where they are.
   std::vector<std::byte> (*step_image)(const ForwardArgs& args) = nullptr;
 
-  /// Register-only multiply-accumulates of the kind forward() uses for this dtype, on the calling
-  /// thread: flops done in `rounds` rounds. For measuring the peak rate.
-  double (*burn)(DType dtype, std::int64_t rounds) = nullptr;
+  /// Multiply-accumulates of the kind forward() uses for this dtype and next to nothing else, for
+  /// measuring the peak rate: the flops of args.rounds rounds, on a CPU done by the calling thread,
+  /// on a GPU given to args.stream.
+  double (*burn)(const BurnArgs& args) = nullptr;
 
   GradientKernels gradient;
 };

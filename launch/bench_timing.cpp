@@ -55,7 +55,7 @@ PeakBurst::PeakBurst(const KernelTable& kernels, DType dtype, int threads)
   constexpr double kBurstSeconds = 0.02;
   constexpr std::int64_t kTrialRounds = 20000;
   rate(kTrialRounds);  // wide units take a moment to power up
-  const double flop_per_round = kernels_.burn(dtype_, 1);
+  const double flop_per_round = kernels_.burn({.dtype = dtype_});
   const double seconds_per_round = flop_per_round * threads_ / rate(kTrialRounds);
   rounds_ = std::max<std::int64_t>(1, static_cast<std::int64_t>(kBurstSeconds / seconds_per_round));
 }
@@ -66,7 +66,7 @@ double PeakBurst::rate(std::int64_t rounds) const {
   std::vector<double> rates(static_cast<std::size_t>(threads_));
   run_threads(threads_, [&](int thread) {
     const double start = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-    const double flop = kernels_.burn(dtype_, rounds);
+    const double flop = kernels_.burn({.dtype = dtype_, .rounds = rounds});
     rates[static_cast<std::size_t>(thread)] = flop / (seconds_of(CLOCK_THREAD_CPUTIME_ID) - start);
   });
   return std::accumulate(rates.begin(), rates.end(), 0.0);

@@ -1,6 +1,7 @@
 #include "kernels/cuda/kernel_table.h"
 
 #include "kernels/cuda/backward_sm80.h"
+#include "kernels/cuda/burn.h"
 #include "kernels/cuda/forward_f32.h"
 #include "kernels/cuda/forward_params.h"
 #include "kernels/cuda/forward_sm80.h"
@@ -89,6 +90,7 @@ struct Sm80 {
                                       .workspace_bytes = workspace_bytes,
                                       .forward = forward,
                                       .step_image = step_image,
+                                      .burn = cuda::burn,
                                       .gradient = kGradient};
 };
 

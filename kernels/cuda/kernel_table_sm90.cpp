@@ -1,3 +1,4 @@
+#include "kernels/cuda/burn.h"
 #include "kernels/cuda/forward_sm90.h"
 #include "kernels/cuda/kernel_table.h"
 
@@ -24,6 +25,10 @@ struct Sm90 {
                                            : sm90::step_image(args);
   }
 
+  static double burn(const BurnArgs& args) {
+    return is_portable(args.dtype) ? sm80_kernels().burn(args) : sm90::burn(args);
+  }
+
   static KernelTable table() {
     KernelTable table = sm80_kernels();
     table.name = "cuda/sm90";
@@ -31,6 +36,7 @@ struct Sm90 {
     table.workspace_bytes = workspace_bytes;
     table.forward = forward;
     table.step_image = step_image;
+    table.burn = burn;
     return table;
   }
 };
