@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,17 @@ class OwnedStream {
   virtual Stream get() const = 0;
 };
 
+/// Work that was recorded once and is given to a stream as one piece (a CUDA graph).
+class OwnedGraph {
+ public:
+  OwnedGraph() = default;
+  OwnedGraph(const OwnedGraph&) = delete;
+  OwnedGraph& operator=(const OwnedGraph&) = delete;
+  virtual ~OwnedGraph() = default;
+  /// In the order of `stream`. Whatever the work reads and writes is read and written anew.
+  virtual void replay(Stream stream) = 0;
+};
+
 class CudaBackend {
  public:
   /// Opens the shared object at `path`; "": the one that was installed or built beside this
@@ -82,6 +94,12 @@ class CudaBackend {
   /// Those for a device of this backend.
   virtual const KernelTable& kernels(const std::shared_ptr<Device>& device) = 0;
   virtual std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) = 0;
+  /// Records what `work` gives to `stream`, as a trainer's own capture would: a first call made
+  /// outside, so that nothing has to be allocated; no waiting inside.
+  /// Errors  DeviceError: something in `work` cannot be captured; what `work` throws. Nothing was
+  ///         done then, and the stream can be used.
+  virtual std::unique_ptr<OwnedGraph> capture(const std::shared_ptr<Device>& device, Stream stream,
+                                              const std::function<void()>& work) = 0;
 
   /// Shards travel by NCCL on a stream of their own. Collective over `control`.
   ///
@@ -101,7 +119,7 @@ class CudaBackend {
 
 /// What the shared object exports: the backend, or null when `interface` is not the one it was
 /// built with. The caller deletes it before it closes the object.
-inline constexpr std::uint32_t kCudaBackendInterface = 1;
+inline constexpr std::uint32_t kCudaBackendInterface = 2;
 inline constexpr const char* kCudaBackendSymbol = "cpattn_cuda_backend";
 using MakeCudaBackend = CudaBackend* (*)(std::uint32_t interface);
 

@@ -14,34 +14,6 @@ std::int64_t rows_spanned(const std::vector<OwnedChunk>& chunks) {
   return rows;
 }
 
-/// "" when the rows of `chunks` can be copied between the two.
-std::string misfit(const AnyConstTensor& global, const AnyConstTensor& local,
-                   const std::vector<OwnedChunk>& chunks) {
-  std::string text;
-  const auto add = [&text](const auto&... parts) {
-    text += detail::concat(text.empty() ? "" : "; ", parts...);
-  };
-  const std::int64_t needed = rows_spanned(chunks);
-  if (global.shape[0] < needed)
-    add("global: ", global.shape[0], " rows, expected at least ", needed);
-  if (local.shape[0] != num_rows(chunks))
-    add("local: ", local.shape[0], " rows, expected ", num_rows(chunks));
-  if (local.dtype != global.dtype)
-    add("local: ", name_of(local.dtype), ", but global is ", name_of(global.dtype));
-  for (const int axis : {1, 2}) {
-    if (local.shape[axis] != global.shape[axis])
-      add("local: dimension ", axis, " is ", local.shape[axis], ", but that of global is ",
-          global.shape[axis]);
-  }
-  for (const auto* tensor : {&global, &local}) {
-    const char* name = tensor == &global ? "global" : "local";
-    if (tensor->shape[2] > 1 && tensor->strides[2] != 1)
-      add(name, ": last stride ", tensor->strides[2], ", expected 1");
-    if (tensor->data == nullptr && num_rows(chunks) > 0) add(name, ": null");
-  }
-  return text;
-}
-
 /// Calls copy(global row, local row, head) for everything owned.
 template <class Copy>
 void for_each_row(const std::vector<OwnedChunk>& chunks, std::int64_t heads, const Copy& copy) {
@@ -70,9 +42,36 @@ std::int64_t num_rows(const std::vector<OwnedChunk>& chunks) {
   return chunks.empty() ? 0 : chunks.back().local_begin + chunks.back().num_tokens;
 }
 
+std::string rows_misfit(const AnyConstTensor& global, const AnyConstTensor& local,
+                        const std::vector<OwnedChunk>& chunks) {
+  std::string text;
+  const auto add = [&text](const auto&... parts) {
+    text += detail::concat(text.empty() ? "" : "; ", parts...);
+  };
+  const std::int64_t needed = rows_spanned(chunks);
+  if (global.shape[0] < needed)
+    add("global: ", global.shape[0], " rows, expected at least ", needed);
+  if (local.shape[0] != num_rows(chunks))
+    add("local: ", local.shape[0], " rows, expected ", num_rows(chunks));
+  if (local.dtype != global.dtype)
+    add("local: ", name_of(local.dtype), ", but global is ", name_of(global.dtype));
+  for (const int axis : {1, 2}) {
+    if (local.shape[axis] != global.shape[axis])
+      add("local: dimension ", axis, " is ", local.shape[axis], ", but that of global is ",
+          global.shape[axis]);
+  }
+  for (const auto* tensor : {&global, &local}) {
+    const char* name = tensor == &global ? "global" : "local";
+    if (tensor->shape[2] > 1 && tensor->strides[2] != 1)
+      add(name, ": last stride ", tensor->strides[2], ", expected 1");
+    if (tensor->data == nullptr && num_rows(chunks) > 0) add(name, ": null");
+  }
+  return text;
+}
+
 void shard_rows(const AnyConstTensor& global, const std::vector<OwnedChunk>& chunks,
                 const AnyTensor& local) {
-  const std::string problem = misfit(global, local, chunks);
+  const std::string problem = rows_misfit(global, local, chunks);
   require(problem.empty(), problem);
   for_each_row(chunks, local.shape[1], [&](std::int64_t from, std::int64_t to, std::int64_t head) {
     std::memcpy(local.row(to, head), global.row(from, head), bytes_of_row(global));
@@ -81,7 +80,7 @@ void shard_rows(const AnyConstTensor& global, const std::vector<OwnedChunk>& chu
 
 void unshard_rows(const AnyConstTensor& local, const std::vector<OwnedChunk>& chunks,
                   const AnyTensor& global) {
-  const std::string problem = misfit(global, local, chunks);
+  const std::string problem = rows_misfit(global, local, chunks);
   require(problem.empty(), problem);
   for_each_row(chunks, local.shape[1], [&](std::int64_t to, std::int64_t from, std::int64_t head) {
     std::memcpy(global.row(to, head), local.row(from, head), bytes_of_row(local));
@@ -107,7 +106,7 @@ void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide sid
     problem =
         detail::concat("a sharding over ", sharding.shards.size(), " ranks, expected ", ranks);
   } else {
-    problem = misfit(global, local, chunks_of(me));
+    problem = rows_misfit(global, local, chunks_of(me));
     std::int64_t needed = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank)
       needed = std::max(needed, rows_spanned(chunks_of(rank)));

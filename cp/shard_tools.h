@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,10 @@ namespace cpattn {
 
 /// Rows of the rank: the sum of its chunks.
 std::int64_t num_rows(const std::vector<OwnedChunk>& chunks);
+
+/// "" when the rows of `chunks` can be copied between the two; else what does not fit, by tensor.
+std::string rows_misfit(const AnyConstTensor& global, const AnyConstTensor& local,
+                        const std::vector<OwnedChunk>& chunks);
 
 /// local row i = the i-th owned row of `global`. Element types, heads and channels must be equal;
 /// strides are free, but for the last dimension, which is contiguous.

@@ -1,6 +1,7 @@
 #include "kernels/kernel_table.h"
 
 #include "kernels/cpu/backward.h"
+#include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/dkv_sums.h"
 #include "kernels/cpu/forward.h"
 #include "kernels/cpu/packed_kv.h"
@@ -83,6 +84,7 @@ struct CpuBackend {
             .carried_slot_bytes = cpu::carried_slot_bytes,
             .workspace_bytes = workspace_bytes,
             .forward = forward,
+            .copy_rows = cpu::copy_rows,
             .burn = burn,
             .gradient = CpuGradient<Get>::kKernels};
   }

@@ -10,6 +10,7 @@
 
 #include "kernels/block_attention.h"
 #include "kernels/block_gradient.h"
+#include "kernels/rows.h"
 #include "src/base/enum_names.h"
 
 namespace cpattn {
@@ -82,6 +83,9 @@ struct KernelTable {
   /// once per plan and given to every forward() of that step as `image`. Addresses of packed blocks
   /// are part of it. Null for kernels that read their arguments where they are.
   std::vector<std::byte> (*step_image)(const ForwardArgs& args) = nullptr;
+
+  /// Rows gathered or scattered by ranges.
+  void (*copy_rows)(const RowCopy& copy) = nullptr;
 
   /// Multiply-accumulates of the kind forward() uses for this dtype and next to nothing else, for
   /// measuring the peak rate: the flops of args.rounds rounds, on a CPU done by the calling thread,

@@ -14,6 +14,7 @@
 #include "src/comm/nccl_transport.h"
 #include "src/comm/staged_transport.h"
 #include "src/device/cuda_device.h"
+#include "src/device/cuda_graph.h"
 #include "src/device/cuda_handles.h"
 
 namespace cpattn {
@@ -87,6 +88,16 @@ class DeviceStream final : public OwnedStream {
   CudaStream stream_;
 };
 
+class DeviceGraph final : public OwnedGraph {
+ public:
+  DeviceGraph(Stream stream, const std::function<void()>& work)
+      : graph_(static_cast<cudaStream_t>(stream.handle), work) {}
+  void replay(Stream stream) override { graph_.replay(static_cast<cudaStream_t>(stream.handle)); }
+
+ private:
+  CudaGraph graph_;
+};
+
 class Backend final : public CudaBackend {
  public:
   std::string description() const override {
@@ -130,6 +141,12 @@ class Backend final : public CudaBackend {
 
   std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) override {
     return std::make_unique<DeviceStream>(*as_cuda(device));
+  }
+
+  std::unique_ptr<OwnedGraph> capture(const std::shared_ptr<Device>& device, Stream stream,
+                                      const std::function<void()>& work) override {
+    const DeviceGuard guard(as_cuda(device)->ordinal());
+    return std::make_unique<DeviceGraph>(stream, work);
   }
 
   std::shared_ptr<ShardTransport> nccl_transport(const std::shared_ptr<Communicator>& control,

@@ -13,6 +13,7 @@ cmake_minimum_required(VERSION 3.25)
 set(entry_points
   cpattn/context_parallel.h cp/context_parallel.h
   cpattn/shard_tools.h      cp/shard_tools.h
+  cpattn/shard_rows.h       cp/shard_rows.h
   cpattn/te_names.h         cp/te_names.h
   cpattn/ordered_sum.h      src/comm/ordered_sum.h
   cpattn/statistics.h       src/comm/max_over_ranks.h

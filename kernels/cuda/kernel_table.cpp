@@ -9,6 +9,7 @@
 #include "kernels/cuda/pack_f32.h"
 #include "kernels/cuda/pack_kv.h"
 #include "kernels/cuda/pack_queries.h"
+#include "kernels/cuda/rows.h"
 #include "kernels/cuda/sum_dkv.h"
 #include "kernels/f32_engine.h"
 #include "src/base/error.h"
@@ -90,6 +91,7 @@ struct Sm80 {
                                       .workspace_bytes = workspace_bytes,
                                       .forward = forward,
                                       .step_image = step_image,
+                                      .copy_rows = cuda::copy_rows,
                                       .burn = cuda::burn,
                                       .gradient = kGradient};
 };

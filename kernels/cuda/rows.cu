@@ -17,14 +17,15 @@ bool is_made_of(const RowCopy& copy, std::int64_t unit_bytes) {
 
 }  // namespace
 
-void copy_rows(const RowCopy& copy, cudaStream_t stream) {
+void copy_rows(const RowCopy& copy) {
   if (copy.num_rows == 0 || copy.row_bytes == 0) return;
   const auto kernel = is_made_of(copy, 16)  ? copy_kernel<uint4>
                       : is_made_of(copy, 4) ? copy_kernel<Bytes4>
                       : is_made_of(copy, 2) ? copy_kernel<Bytes2>
                                             : copy_kernel<std::byte>;
   const std::int64_t blocks = ceil_div(copy.num_rows, std::int64_t{kRowWarps});
-  launch(kernel, dim3(narrow<unsigned>(blocks)), dim3(kRowThreads), 0, stream, copy);
+  launch(kernel, dim3(narrow<unsigned>(blocks)), dim3(kRowThreads), 0,
+         static_cast<cudaStream_t>(copy.stream.handle), copy);
 }
 
 void compute_delta(const DeltaArgs& args, cudaStream_t stream) {

@@ -6,30 +6,13 @@
 #include <cstdint>
 
 #include "kernels/cuda/compat.h"
+#include "kernels/rows.h"
 #include "src/base/dtype.h"
 
 namespace cpattn::cuda {
 
-/// Rows [from_row, from_row + n) go to [to_row, to_row + n); n is the next range's first_row less
-/// this one's.
-struct RowRange {
-  std::int64_t from_row = 0;
-  std::int64_t to_row = 0;
-  std::int64_t first_row = 0;  ///< how many rows the ranges before it have
-};
-
-/// Gather, scatter or both; `from` and `to` do not overlap. Any alignment; 16 bytes are fastest.
-struct RowCopy {
-  const std::byte* from = nullptr;
-  std::int64_t from_stride_bytes = 0;
-  std::byte* to = nullptr;
-  std::int64_t to_stride_bytes = 0;
-  std::int64_t row_bytes = 0;
-  const RowRange* ranges = nullptr;  ///< in device memory, first_row ascending from 0
-  std::int64_t num_ranges = 0;
-  std::int64_t num_rows = 0;  ///< of all ranges
-};
-void copy_rows(const RowCopy& copy, cudaStream_t stream);
+/// KernelTable::copy_rows.
+void copy_rows(const RowCopy& copy);
 
 /// A tensor [rows, heads, dim] with contiguous channels; strides in elements.
 struct TensorRows {

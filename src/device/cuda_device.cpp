@@ -182,6 +182,13 @@ void CudaDevice::download(std::span<std::byte> to, const std::byte* from) {
   memory_->synchronize();
 }
 
+void CudaDevice::copy(std::byte* to, std::span<const std::byte> from, Stream stream) {
+  if (from.empty()) return;
+  cuda_check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyDeviceToDevice,
+                             static_cast<cudaStream_t>(stream.handle)),
+             name_);
+}
+
 int CudaDevice::enter() {
   int before = 0;
   cuda_check(cudaGetDevice(&before), "cudaGetDevice");

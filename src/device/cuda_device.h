@@ -49,6 +49,7 @@ class CudaDevice final : public Device {
   Buffer allocate(std::size_t size_bytes) override;
   void upload(std::byte* to, std::span<const std::byte> from) override;
   void download(std::span<std::byte> to, const std::byte* from) override;
+  void copy(std::byte* to, std::span<const std::byte> from, Stream stream) override;
   int enter() override;
   void leave(int before) noexcept override;
   std::string problem_with(const void* data) const override;

@@ -47,6 +47,8 @@ class Device {
   /// Done when they return.
   virtual void upload(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void download(std::span<std::byte> to, const std::byte* from) = 0;
+  /// Within the device's memory, in the order of `stream`; the ranges do not overlap.
+  virtual void copy(std::byte* to, std::span<const std::byte> from, Stream stream) = 0;
 
   /// Makes it the one that launches of this thread go to; what was before. See CurrentDevice.
   virtual int enter() { return 0; }
@@ -83,6 +85,7 @@ class CpuDevice final : public Device {
   Buffer allocate(std::size_t size_bytes) override { return Buffer(size_bytes); }
   void upload(std::byte* to, std::span<const std::byte> from) override;
   void download(std::span<std::byte> to, const std::byte* from) override;
+  void copy(std::byte* to, std::span<const std::byte> from, Stream stream) override;
   std::string problem_with(const void*) const override { return ""; }
   std::string problem_with(Stream stream) const override;
   bool is_capturing(Stream) const override { return false; }

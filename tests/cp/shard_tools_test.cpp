@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cp/plan.h"
+#include "cp/shard_rows.h"
 #include "src/comm/loopback_comm.h"
 #include "tests/support/batches.h"
 #include "tests/support/compare.h"
@@ -67,6 +68,20 @@ std::vector<Place> places(const SequenceBatch& batch, ShardSide side) {
   return all;
 }
 
+/// Whether ShardRows on the CPU gathers `local`, and scatters it to where it is in `back`.
+::testing::AssertionResult same_on_the_cpu_device(const HostTensor& global,
+                                                  const std::vector<OwnedChunk>& chunks,
+                                                  const HostTensor& local, const HostTensor& back) {
+  CpuDevice cpu;
+  const ShardRows rows(chunks, default_kernels(), cpu);
+  HostTensor here(local.dtype(), local.shape(), {8, 4, 1});
+  rows.shard(global.view(), here.view());
+  if (const auto equal = bits_equal(here, local); !equal) return equal;
+  HostTensor there = back;
+  rows.unshard(std::as_const(here).view(), there.view());
+  return bits_equal(there, back);
+}
+
 TEST(ShardTools, UnshardAfterShardIsTheIdentityOnDocuments) {
   for_every_sharding([](const SequenceBatch& batch, const CpConfig&, const Sharding& sharding) {
     for (const ShardSide side : {ShardSide::q, ShardSide::kv})
@@ -79,6 +94,7 @@ TEST(ShardTools, UnshardAfterShardIsTheIdentityOnDocuments) {
           shard_rows(global.view(), chunks, local.view());
           EXPECT_TRUE(bits_equal(local, global.rows(global_rows(chunks)).with_strides({8, 4, 1})));
           unshard_rows(std::as_const(local).view(), chunks, back.view());
+          EXPECT_TRUE(same_on_the_cpu_device(global, chunks, local, back));
         }
         const auto all = places(batch, side);
         for (std::int64_t row = 0; row < global.tokens(); ++row) {

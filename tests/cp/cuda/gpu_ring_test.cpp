@@ -3,8 +3,12 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
+#include <utility>
 
+#include "cp/shard_rows.h"
+#include "cp/shard_tools.h"
 #include "tests/cp/cuda/gpu_ranks.h"
 #include "tests/support/batches.h"
 #include "tests/support/cuda/fake_cuda.h"
@@ -118,31 +122,6 @@ TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
   });
 }
 
-/// What `make` puts into the rank's stream, as a graph.
-class Graph {
- public:
-  template <class Make>
-  Graph(Stream stream, const Make& make) {
-    auto* const queue = static_cast<cudaStream_t>(stream.handle);
-    cudaGraph_t graph = nullptr;
-    EXPECT_EQ(cudaStreamBeginCapture(queue, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    make();
-    EXPECT_EQ(cudaStreamEndCapture(queue, &graph), cudaSuccess) << fake_cuda::complaint();
-    EXPECT_EQ(cudaGraphInstantiate(&exec_, graph, 0), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  }
-  ~Graph() { EXPECT_EQ(cudaGraphExecDestroy(exec_), cudaSuccess); }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void replay(Stream stream) const {
-    EXPECT_EQ(cudaGraphLaunch(exec_, static_cast<cudaStream_t>(stream.handle)), cudaSuccess);
-  }
-
- private:
-  cudaGraphExec_t exec_ = nullptr;
-};
-
 // As a trainer lives it: three optimizer steps of several micro-batches; in each step the largest
 // logits accumulate over the micro-batches, are read, and are reset in place. Eagerly, and by a
 // graph that was captured after a warm-up; the first step must be as complete as the others.
@@ -165,11 +144,11 @@ std::vector<GpuResults> train(const AttentionCase& first, int world_size, bool i
       std::fill(tensors.maxima.begin(), tensors.maxima.end(), -kInf);
       tensors.head_maxima.put();
     };
-    std::unique_ptr<Graph> graph;
+    std::unique_ptr<OwnedGraph> graph;
     if (is_replayed) {
       work();  // warm-up
       rank.finish();
-      graph = std::make_unique<Graph>(rank.queue(), work);
+      graph = rank.backend->capture(rank.device, rank.queue(), work);
       reset_maxima();
     }
     tensors.fetch();
@@ -273,6 +252,70 @@ TEST_F(GpuRing, KernelsOfTheCpuAreRefusedForShardsOnAGpu) {
   on_gpu_ranks(2, GpuExchangeKind::nccl, [&](GpuRank& rank) {
     EXPECT_THROW(ContextParallelAttention(rank.transport, problem.config).plan(problem_of(problem)),
                  InvalidArgument);
+  });
+}
+
+TEST_F(GpuRing, ShardsAreGatheredAndScatteredOnTheDevice) {
+  const AttentionCase problem = small_case(DType::bf16, MaskKind::causal);
+  on_gpu_ranks(3, GpuExchangeKind::nccl, [&](GpuRank& rank) {
+    const Plan plan(problem_of(problem), problem.config, rank.kernels(), rank.comm.rank(), 3);
+    const auto& chunks = plan.shard().q;
+    HostTensor whole = problem.q, back(whole.dtype(), whole.shape());
+    HostTensor expected(whole.dtype(), {num_rows(chunks), whole.shape()[1], whole.shape()[2]});
+    shard_rows(whole.view(), chunks, expected.view());
+    HostTensor local(expected.dtype(), expected.shape());
+    HostTensor expected_back = back;
+    unshard_rows(std::as_const(expected).view(), chunks, expected_back.view());
+
+    Mirrored there(*rank.device, whole), part(*rank.device, local), again(*rank.device, back);
+    const ShardRows rows(chunks, rank.kernels(), *rank.device);
+    const auto work = [&] {
+      rows.shard(there.view(), part.view(), rank.queue());
+      rows.unshard(part.view(), again.view(), rank.queue());
+    };
+    work();
+    rank.finish();
+    part.fetch();
+    again.fetch();
+    EXPECT_TRUE(bits_equal(local, expected));
+    EXPECT_TRUE(bits_equal(back, expected_back));
+
+    const auto graph = rank.backend->capture(rank.device, rank.queue(), work);
+    HostTensor zeros(local.dtype(), local.shape());
+    zeros.fill([](auto...) { return 0.0f; });
+    local = zeros;
+    part.put();
+    graph->replay(rank.queue());
+    rank.finish();
+    part.fetch();
+    EXPECT_TRUE(bits_equal(local, expected));
+
+    try {
+      rows.shard(whole.view(), part.view(), rank.queue());
+      ADD_FAILURE() << "host memory was taken";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("global: "), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("host memory"), std::string::npos) << error.what();
+    }
+  });
+}
+
+// A capture that fails leaves the stream as it was, and nothing behind.
+TEST_F(GpuRing, ACaptureThatFailsDoesNothing) {
+  on_gpu_ranks(1, GpuExchangeKind::nccl, [&](GpuRank& rank) {
+    const Buffer memory = rank.device->allocate(64);
+    const auto refused = [&](const std::function<void()>& work) {
+      EXPECT_THROW(rank.backend->capture(rank.device, rank.queue(), work), Error);
+      EXPECT_FALSE(rank.device->is_capturing(rank.queue()));
+      rank.finish();
+    };
+    refused([] { throw InvalidArgument("of the caller's"); });
+    refused([&] { rank.finish(); });  // waits inside
+    const std::vector<std::byte> ones(64, std::byte{1});
+    std::vector<std::byte> seen(64);
+    rank.device->upload(memory.data(), ones);
+    rank.device->download(seen, memory.data());
+    EXPECT_EQ(seen, ones);
   });
 }
 

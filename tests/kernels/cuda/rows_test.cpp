@@ -47,8 +47,7 @@ TEST_F(Rows, AreGatheredByRanges) {
         std::vector<std::byte> to(static_cast<std::size_t>(num_rows * it.to_stride),
                                   std::byte{0x5a});
         copy_rows({from.data() + it.from_offset, it.from_stride, to.data(), it.to_stride,
-                   it.row_bytes, ranges.data(), num_ranges, num_rows},
-                  &executor_);
+                   it.row_bytes, ranges.data(), num_ranges, num_rows, Stream{&executor_}});
         std::vector<std::byte> expected(to.size(), std::byte{0x5a});
         for (std::size_t i = 0; i < ranges.size(); ++i) {
           const std::int64_t end = i + 1 < ranges.size() ? ranges[i + 1].first_row : num_rows;
