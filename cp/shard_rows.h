@@ -15,8 +15,9 @@
 
 namespace cpattn {
 
-/// What shard_rows() and unshard_rows() are on the host (cp/shard_tools.h), put into a stream. Which
-/// rows go where is uploaded once, so that calls can be captured. `kernels` and `device` outlive it.
+/// What shard_rows() and unshard_rows() are on the host (cp/shard_tools.h), put into a stream.
+/// Which rows go where is uploaded once, so that calls can be captured. `kernels` and `device`
+/// outlive it.
 class ShardRows {
  public:
   /// `chunks`: Shard::q or Shard::kv; of `device`'s kernels.

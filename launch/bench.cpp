@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "launch/bench_gpu.h"
 #include "launch/bench_kernels.h"
 #include "launch/bench_report.h"
 #include "launch/bench_ring.h"
@@ -69,6 +70,43 @@ int bench_ring(const RunConfig& config, const CommandLine& line) {
   return static_cast<int>(ExitCode::pass);
 }
 
+int bench_gpu(const RunConfig& config, const CommandLine& line) {
+  BenchRun run = describe_run("gpu", command_of(line));
+  constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
+  return with_world(kMaxMessageBytes, [&](World& world) {
+    std::vector<GpuRecord> records;
+    std::vector<GpuCopyRecord> copies;
+    const GpuSuite suite{.config = config,
+                         .on_gpu =
+                             [&](const std::string& description) {
+                               run.gpu = description;
+                               std::cout << run_text(run) << gpu_header() << std::flush;
+                             },
+                         .on_record =
+                             [&](const GpuRecord& record) {
+                               std::cout << gpu_row(record) << std::flush;
+                               records.push_back(record);
+                             },
+                         .on_copy =
+                             [&](const GpuCopyRecord& record) {
+                               std::cout << (copies.empty() ? copy_header() : "")
+                                         << copy_row(record) << std::flush;
+                               copies.push_back(record);
+                             }};
+    try {
+      run_gpu_suite(suite, world);
+    } catch (const Unsupported& error) {
+      throw Unsupported(std::string("suite gpu: not run: ") + error.what());
+    }
+    if (world.comm.rank() != 0) return static_cast<int>(ExitCode::pass);
+    run.load_after = load_average();
+    if (line.has("json")) {
+      write_atomically(line.value("json"), bench_json(run, records, copies));
+    }
+    return static_cast<int>(ExitCode::pass);
+  });
+}
+
 }  // namespace
 
 Subcommand bench_subcommand() {
@@ -87,6 +125,8 @@ int run_bench(const RunConfig& config, const CommandLine& line) {
       return bench_kernels(config, line);
     case BenchSuite::ring:
       return bench_ring(config, line);
+    case BenchSuite::gpu:
+      return bench_gpu(config, line);
   }
   return static_cast<int>(ExitCode::internal);
 }

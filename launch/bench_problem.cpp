@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "src/base/dtype.h"
 
@@ -52,7 +53,7 @@ Problem BenchProblem::problem() const {
   result.shape.softmax_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   result.batch = batch_of_one(seq_len, seq_len);
   result.dtype = dtype;
-  result.out_dtype = DType::f32;
+  result.out_dtype = out_dtype;
   return result;
 }
 
@@ -63,8 +64,13 @@ std::vector<BenchProblem> bench_problems(const RunConfig& config, const BenchSwe
       for (const std::int64_t seq_len : or_choice(config.seq_lens, choice.seq_lens)) {
         for (const MaskKind mask : or_choice(config.masks, choice.masks)) {
           for (const BenchPass pass : or_choice(config.passes, choice.passes)) {
-            problems.push_back(
-                {dtype, mask, head_dim, seq_len, config.heads, config.kv_heads, pass});
+            problems.push_back({.dtype = dtype,
+                                .mask = mask,
+                                .head_dim = head_dim,
+                                .seq_len = seq_len,
+                                .heads = config.heads,
+                                .kv_heads = config.kv_heads,
+                                .pass = pass});
           }
         }
       }
@@ -86,27 +92,41 @@ std::string_view suffix_of(BenchPass pass) {
 }
 
 BenchTensors::BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows,
-                           int rank) {
+                           int rank, Device* device) {
   std::uint64_t seed = static_cast<std::uint64_t>(rank) * 4;
+  const bool is_elsewhere = device != nullptr && device->kind() != DeviceKind::cpu;
+  const auto place = [&](Buffer& memory, Buffer host, std::size_t size_bytes) {
+    if (!is_elsewhere) {
+      memory = std::move(host);
+      return;
+    }
+    memory = device->allocate(size_bytes);
+    device->upload(memory.data(), {host.data(), size_bytes});
+  };
   const auto make = [&](Buffer& memory, DType dtype, std::int64_t rows, std::int64_t heads) {
-    memory = Buffer(static_cast<std::size_t>(rows * heads * problem.head_dim) * size_of(dtype));
-    const AnyTensor tensor = contiguous_tensor(static_cast<void*>(memory.data()), dtype,
-                                               {rows, heads, problem.head_dim});
+    const std::size_t size_bytes =
+        static_cast<std::size_t>(rows * heads * problem.head_dim) * size_of(dtype);
+    Buffer host(size_bytes);
+    AnyTensor tensor =
+        contiguous_tensor(static_cast<void*>(host.data()), dtype, {rows, heads, problem.head_dim});
     fill(tensor, ++seed);
+    place(memory, std::move(host), size_bytes);
+    tensor.data = memory.data();
     return tensor;
   };
   tensors_.q = make(memory_[0], problem.dtype, q_rows, problem.heads);
   tensors_.k = make(memory_[1], problem.dtype, kv_rows, problem.kv_heads);
   tensors_.v = make(memory_[2], problem.dtype, kv_rows, problem.kv_heads);
-  tensors_.out = make(memory_[3], DType::f32, q_rows, problem.heads);
-  memory_[4] = Buffer(static_cast<std::size_t>(q_rows * problem.heads) * sizeof(float));
+  tensors_.out = make(memory_[3], problem.out_dtype, q_rows, problem.heads);
+  const std::size_t lse_bytes = static_cast<std::size_t>(q_rows * problem.heads) * sizeof(float);
+  place(memory_[4], Buffer(lse_bytes), lse_bytes);
   tensors_.lse =
       contiguous_view(memory_[4].as<float>(), std::array<std::int64_t, 2>{q_rows, problem.heads});
   if (problem.pass == BenchPass::forward) return;
-  dout_ = make(memory_[5], DType::f32, q_rows, problem.heads);
-  dq_ = make(memory_[6], DType::f32, q_rows, problem.heads);
-  dk_ = make(memory_[7], DType::f32, kv_rows, problem.kv_heads);
-  dv_ = make(memory_[8], DType::f32, kv_rows, problem.kv_heads);
+  dout_ = make(memory_[5], problem.out_dtype, q_rows, problem.heads);
+  dq_ = make(memory_[6], problem.out_dtype, q_rows, problem.heads);
+  dk_ = make(memory_[7], problem.out_dtype, kv_rows, problem.kv_heads);
+  dv_ = make(memory_[8], problem.out_dtype, kv_rows, problem.kv_heads);
 }
 
 ForwardTensors BenchTensors::tensors() const { return tensors_; }
@@ -130,10 +150,10 @@ void BenchAttention::run(const BenchTensors& tensors) {
     case BenchPass::forward:
       return forward(tensors);
     case BenchPass::backward:
-      return gradient_->backward(tensors.backward_tensors());
+      return gradient_->backward(tensors.backward_tensors(), stream_);
     case BenchPass::both:
       forward(tensors);
-      return gradient_->backward(tensors.backward_tensors());
+      return gradient_->backward(tensors.backward_tensors(), stream_);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "cp/ring_attention.h"
 #include "cp/ring_gradient.h"
 #include "launch/run_config.h"
+#include "src/comm/shard_transport.h"
 #include "src/comm/transfer.h"
 #include "src/device/memory.h"
 
@@ -26,6 +27,7 @@ struct BenchProblem {
   std::int64_t heads = 8;
   std::int64_t kv_heads = 8;
   BenchPass pass = BenchPass::forward;
+  DType out_dtype = DType::f32;  ///< of out, dout and the gradients
 
   /// 4 S S D Hq, half of it for causal; 10 for the backward, 14 for both.
   double useful_flop() const;
@@ -51,11 +53,13 @@ std::vector<T> or_choice(const std::vector<T>& list, const std::vector<T>& choic
   return list.empty() ? choice : list;
 }
 
-/// q, k, v of unit variance, and room for out (f32) and lse, of one rank's shard. Where a backward
-/// is measured also dout (f32, as out) and room for f32 gradients.
+/// q, k, v of unit variance, and room for out and lse, of one rank's shard. Where a backward is
+/// measured also dout and room for gradients, of the type of out.
 class BenchTensors {
  public:
-  BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows, int rank);
+  /// In the memory of `device`, which outlives it; on the CPU without.
+  BenchTensors(const BenchProblem& problem, std::int64_t q_rows, std::int64_t kv_rows, int rank,
+               Device* device = nullptr);
   ForwardTensors tensors() const;
   BackwardTensors backward_tensors() const;
 
@@ -65,18 +69,20 @@ class BenchTensors {
   AnyTensor dout_, dq_, dk_, dv_;
 };
 
-/// The plans of a problem and their memory on a communicator.
+/// The plans of a problem and their memory where a transport has its shards.
 class BenchAttention {
  public:
-  /// Collective.
+  /// Collective. Everything that runs is given to `stream`.
   BenchAttention(const BenchProblem& problem, const CpConfig& config, const KernelTable& kernels,
-                 Communicator& comm)
+                 ShardTransport& transport, Stream stream = {})
       : pass_(problem.pass),
-        plan_(problem.problem(), config, kernels, comm.rank(), comm.size()),
-        ring_(plan_, comm) {
+        stream_(stream),
+        plan_(problem.problem(), config, kernels, transport.control().rank(),
+              transport.control().size()),
+        ring_(plan_, transport) {
     if (problem.pass == BenchPass::forward) return;
     gradient_plan_.emplace(plan_);
-    gradient_.emplace(plan_, *gradient_plan_, comm);
+    gradient_.emplace(plan_, *gradient_plan_, transport);
   }
 
   const Plan& plan() const { return plan_; }
@@ -85,13 +91,14 @@ class BenchAttention {
 
   /// Collective. What the problem's pass is; a backward reads what forward() left.
   void run(const BenchTensors& tensors);
-  void forward(const BenchTensors& tensors) { ring_.forward(tensors.tensors()); }
+  void forward(const BenchTensors& tensors) { ring_.forward(tensors.tensors(), stream_); }
 
   /// Since the start, of everything that ran.
   TransferStats stats() const;
 
  private:
   BenchPass pass_;
+  Stream stream_;
   Plan plan_;
   RingAttention ring_;
   std::optional<GradientPlan> gradient_plan_;

@@ -54,6 +54,7 @@ Json json_of(const BenchRun& run) {
           {"cores", run.cores},
           {"load_before", run.load_before},
           {"load_after", run.load_after},
+          {"gpu", run.gpu},
           {"peer", run.peer}};
 }
 
@@ -119,12 +120,57 @@ Json json_of(const RingRecord& record) {
   return json;
 }
 
+Json json_of(const GpuRecord& record) {
+  constexpr double kGigaPerTera = 1e3;
+  Json json{{"name", record.name()}};
+  add_problem(json, record.problem);
+  json["threads"] = nullptr;
+  json["gflops"] = record.tflops * kGigaPerTera;
+  json["peak_gflops"] = record.peak_tflops * kGigaPerTera;
+  json["fraction_of_peak"] = record.fraction_of_peak;
+  json["ratio_to_peer"] = nullptr;
+  json["ranks"] = record.ranks;
+  json["kernels"] = record.kernels;
+  json["numerics"] = record.numerics;
+  json["schedule"] = name_of(record.schedule);
+  json["transport"] = record.transport;
+  json["repetitions"] = record.repetitions;
+  json["spread"] = record.spread;
+  json["seconds"] = record.seconds;
+  json["target_fraction"] = or_null(record.target);
+  json["cost_over_arrival"] = or_null(record.cost_over_arrival);
+  json["target_cost_over_arrival"] = or_null(record.cost_target);
+  json["call_overhead_seconds"] = or_null(record.call_overhead_seconds);
+  json["replay_overhead_seconds"] = or_null(record.replay_overhead_seconds);
+  json["removed_overhead"] = or_null(record.removed_overhead);
+  json["target_removed_overhead"] = or_null(record.removed_target);
+  return json;
+}
+
+Json json_of(const GpuCopyRecord& record) {
+  return {{"name", record.name},
+          {"bytes_per_second", record.bytes_per_second},
+          {"fraction_of_copy", record.fraction_of_copy},
+          {"target_fraction", or_null(record.target)},
+          {"repetitions", record.repetitions}};
+}
+
+template <class Record>
+Json list_of(const std::vector<Record>& records) {
+  Json list = Json::array();
+  for (const Record& record : records) list.push_back(json_of(record));
+  return list;
+}
+
+std::string text_of(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 template <class Record>
 std::string document(const BenchRun& run, const std::vector<Record>& records) {
   Json json = json_of(run);
-  json["records"] = Json::array();
-  for (const Record& record : records) json["records"].push_back(json_of(record));
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  json["records"] = list_of(records);
+  return text_of(json);
 }
 
 }  // namespace
@@ -149,6 +195,7 @@ BenchRun describe_run(std::string suite, std::string command) {
 std::string run_text(const BenchRun& run) {
   std::string text = fmt::format("{}\n{}, cores: {}, {}, load {:.2f}\n", run.command, run.cpu,
                                  run.cores, run.date, run.load_before);
+  if (!run.gpu.empty()) text += "on: " + run.gpu + "\n";
   if (!run.peer.empty()) text += "peer: " + run.peer + "\n";
   return text;
 }
@@ -172,6 +219,40 @@ std::string kernel_row(const KernelRecord& record) {
       judged(record.fraction_of_peak, record.target), or_dash(record.ratio_to_peer, "{:.2f}"),
       judged(record.ratio_to_peer, record.peer_target), or_dash(record.thread_scaling, "{:.2f}"),
       100.0 * record.spread, record.cpu_share);
+}
+
+std::string gpu_header() {
+  return "kernels    pass     dtype    D      S mask   schedule        ms  TFLOP/s     peak  %peak "
+         "want         over arrival         launch us  replay us  removed\n";
+}
+
+std::string gpu_row(const GpuRecord& record) {
+  constexpr double kMilli = 1e3, kMicro = 1e6;
+  const BenchProblem& problem = record.problem;
+  const auto micro = [](const std::optional<double>& seconds) {
+    return seconds ? fmt::format("{:.1f}", *seconds * kMicro) : "-";
+  };
+  return fmt::format(
+      "{:<10} {:<8} {:<5} {:>4} {:>6} {:<6} {:<9} {:>9.4f} {:>8.1f} {:>8.1f} {:>6.1f} {:>4} {:<6} "
+      "{:>13} {:<6} {:>11} {:>10} {:>8} {}\n",
+      record.kernels, name_of(problem.pass), name_of(problem.dtype), problem.head_dim,
+      problem.seq_len, name_of(problem.mask), name_of(record.schedule), record.seconds * kMilli,
+      record.tflops, record.peak_tflops, 100.0 * record.fraction_of_peak,
+      record.target ? fmt::format("{:.0f}", 100.0 * *record.target) : "-",
+      judged(record.fraction_of_peak, record.target),
+      record.cost_over_arrival ? fmt::format("{:+.1f}%", 100.0 * *record.cost_over_arrival) : "-",
+      judged(record.cost_target, record.cost_over_arrival), micro(record.call_overhead_seconds),
+      micro(record.replay_overhead_seconds), or_dash(record.removed_overhead, "{:.2f}"),
+      judged(record.removed_overhead, record.removed_target));
+}
+
+std::string copy_header() { return "moves        GB/s  of copy  want\n"; }
+
+std::string copy_row(const GpuCopyRecord& record) {
+  return fmt::format("{:<10} {:>6.0f} {:>8.2f} {:>5} {}\n", record.name,
+                     record.bytes_per_second / 1e9, record.fraction_of_copy,
+                     or_dash(record.target, "{:.2f}"),
+                     judged(record.fraction_of_copy, record.target));
 }
 
 std::string ring_table(const std::vector<RingRecord>& records) {
@@ -207,6 +288,14 @@ std::string bench_json(const BenchRun& run, const std::vector<KernelRecord>& rec
 
 std::string bench_json(const BenchRun& run, const std::vector<RingRecord>& records) {
   return document(run, records);
+}
+
+std::string bench_json(const BenchRun& run, const std::vector<GpuRecord>& records,
+                       const std::vector<GpuCopyRecord>& copies) {
+  Json json = json_of(run);
+  json["records"] = list_of(records);
+  json["copies"] = list_of(copies);
+  return text_of(json);
 }
 
 }  // namespace cpattn

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/bench_gpu.h"
 #include "launch/bench_kernels.h"
 #include "launch/bench_ring.h"
 
@@ -18,6 +19,7 @@ struct BenchRun {
   int cores = 0;
   double load_before = 0.0;  ///< one-minute load average
   double load_after = 0.0;
+  std::string gpu;   ///< what the gpu suite ran on
   std::string peer;  ///< what the peer says it is, or why there is none; kernels suite only
 };
 
@@ -30,11 +32,18 @@ std::string run_text(const BenchRun& run);
 
 std::string kernel_header();
 std::string kernel_row(const KernelRecord& record);
+std::string gpu_header();
+std::string gpu_row(const GpuRecord& record);
+std::string copy_header();
+std::string copy_row(const GpuCopyRecord& record);
 std::string ring_table(const std::vector<RingRecord>& records);
 
 /// {suite, command, ..., records: [...]}. Every record has name, dtype, head_dim, seq_len, mask,
 /// threads, gflops, peak_gflops, fraction_of_peak and ratio_to_peer; what was not measured is null.
 std::string bench_json(const BenchRun& run, const std::vector<KernelRecord>& records);
 std::string bench_json(const BenchRun& run, const std::vector<RingRecord>& records);
+/// Besides records, `copies`.
+std::string bench_json(const BenchRun& run, const std::vector<GpuRecord>& records,
+                       const std::vector<GpuCopyRecord>& copies);
 
 }  // namespace cpattn

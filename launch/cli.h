@@ -60,8 +60,8 @@ inline constexpr unsigned kNoKnobs = 0;
 inline constexpr unsigned kProblemKnobs = FieldGroup::lanes | FieldGroup::ring |
                                           FieldGroup::kernels | FieldGroup::file |
                                           FieldGroup::synthetic | FieldGroup::heads;
-inline constexpr unsigned kAllKnobs = kProblemKnobs | FieldGroup::parity;
-inline constexpr unsigned kBenchKnobs = FieldGroup::heads | FieldGroup::bench;
+inline constexpr unsigned kAllKnobs = kProblemKnobs | FieldGroup::parity | FieldGroup::gpu;
+inline constexpr unsigned kBenchKnobs = FieldGroup::heads | FieldGroup::bench | FieldGroup::gpu;
 
 struct Subcommand {
   std::string_view name;

@@ -29,6 +29,7 @@ constexpr std::array kSections{
             "Used when `tensors` is not given. `cu_seqlens` replaces `seq_len` and `kv_len`."},
     Section{FieldGroup::heads, "Heads of synthetic inputs", "Refused beside `tensors`, too."},
     Section{FieldGroup::parity, "Comparison and reports", "Flags of `cpattn parity` only."},
+    Section{FieldGroup::gpu, "GPUs", "Flags of `cpattn parity` and `cpattn bench`."},
     Section{FieldGroup::bench, "Benchmark",
             "Flags of `cpattn bench` only; every combination is measured."},
 };

@@ -35,6 +35,8 @@ std::string_view heading(FieldGroup group) {
       return "Comparison and reports";
     case FieldGroup::heads:
       return "Heads";
+    case FieldGroup::gpu:
+      return "GPUs";
     case FieldGroup::bench:
       return "Benchmark (lists; every combination is measured)";
   }
@@ -67,7 +69,7 @@ std::string described(const RunField& field, const T& value) {
 
 constexpr std::array kGroups{FieldGroup::lanes,  FieldGroup::ring,      FieldGroup::kernels,
                              FieldGroup::file,   FieldGroup::synthetic, FieldGroup::heads,
-                             FieldGroup::parity, FieldGroup::bench};
+                             FieldGroup::parity, FieldGroup::gpu,       FieldGroup::bench};
 constexpr unsigned kHelpColumns = 100;
 
 void add_option(po::options_description& options, const std::string& flag,

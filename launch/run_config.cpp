@@ -31,8 +31,12 @@ std::string_view why_without_effect(const RunConfig& config, std::string_view ke
   if (key == "dlse" && config.direction == Direction::forward) {
     return "direction forward computes no gradients";
   }
-  if (config.device == LaneDevice::cpu && (key == "exchange" || key == "cuda_backend")) {
+  if (config.device == LaneDevice::cpu && config.suite != BenchSuite::gpu &&
+      (key == "exchange" || key == "cuda_backend")) {
     return "device cpu uses no GPU";
+  }
+  if (config.suite == BenchSuite::gpu && (key == "isas" || key == "thread_counts")) {
+    return "suite gpu uses the kernels of the GPU";
   }
   if (config.device == LaneDevice::cuda && (key == "isa" || key == "threads")) {
     return "device cuda uses the kernels of the GPU";

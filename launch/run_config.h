@@ -66,12 +66,14 @@ struct EnumNames<GpuExchange> {
 enum class BenchSuite {
   kernels,  ///< one rank: rate of the kernels against the peak of the machine and a peer
   ring,     ///< several ranks: time against one rank, exposed transfer, cost of the schedule
+  gpu,      ///< each rank on a GPU: rates against its own peaks, cost of launches
 };
 
 template <>
 struct EnumNames<BenchSuite> {
   static constexpr std::array kValues{NamedValue<BenchSuite>{BenchSuite::kernels, "kernels"},
-                                      NamedValue<BenchSuite>{BenchSuite::ring, "ring"}};
+                                      NamedValue<BenchSuite>{BenchSuite::ring, "ring"},
+                                      NamedValue<BenchSuite>{BenchSuite::gpu, "gpu"}};
 };
 
 enum class BenchPass {
@@ -146,6 +148,7 @@ enum class FieldGroup : unsigned {
   parity = 32,     ///< what parity compares and reports
   heads = 64,      ///< how many heads synthetic inputs have
   bench = 128,     ///< what bench sweeps
+  gpu = 256,       ///< which GPUs' code, and what moves shards between them
 };
 
 /// What a text value may be.
@@ -236,10 +239,10 @@ void for_each_device_field(Config& config, Visitor&& visit) {
   visit(RunField{{"exchange",
                   "what moves shards between GPUs; auto is nccl where every rank of a host has a "
                   "GPU of its own, else host: messages through host memory"},
-                 FieldGroup::parity},
+                 FieldGroup::gpu},
         config.exchange);
   visit(RunField{{"cuda_backend", "shared object with the CUDA kernels", 0, 0, Scope::local},
-                 FieldGroup::parity,
+                 FieldGroup::gpu,
                  TextRule::any,
                  "the installed one"},
         config.cuda_backend);
@@ -254,21 +257,23 @@ void for_each_bench_field(Config& config, Visitor&& visit) {
   };
   visit(field("suite", "what is measured", 0, 0, "kernels"), config.suite);
   visit(field("passes", "what is computed; both is a forward and its backward, timed together", 0,
-              0, "kernels: forward,backward; ring: forward,backward,both"),
+              0, "kernels, gpu: forward,backward; ring: forward,backward,both"),
         config.passes);
   visit(field("isas", "instruction sets", 0, 0, "kernels: all this machine has; ring: the best"),
         config.isas);
-  visit(field("dtypes", "element types", 0, 0, "kernels: f32,bf16; ring: f32"), config.dtypes);
-  visit(field("masks", "masks", 0, 0, "kernels: full,causal; ring: causal"), config.masks);
-  visit(field("head_dims", "head sizes", 1, kMaxHeadDim, "kernels: 64,128; ring: 128"),
+  visit(field("dtypes", "element types", 0, 0, "kernels: f32,bf16; ring: f32; gpu: bf16"),
+        config.dtypes);
+  visit(field("masks", "masks", 0, 0, "kernels, gpu: full,causal; ring: causal"), config.masks);
+  visit(field("head_dims", "head sizes", 1, kMaxHeadDim, "kernels, gpu: 64,128; ring: 128"),
         config.head_dims);
-  visit(field("seq_lens", "tokens of the sequence", 1, 16777216, "kernels: 512,2048; ring: 8192"),
+  visit(field("seq_lens", "tokens of the sequence", 1, 16777216,
+              "kernels: 512,2048; ring: 8192; gpu: 1024,8192,16384"),
         config.seq_lens);
   visit(field("thread_counts", "threads of a rank", 1, 4096,
               "kernels: 1 and all cores; ring: the cores divided among the ranks"),
         config.thread_counts);
   visit(field("repetitions", "measurements of which the median is taken", 1, 1000,
-              "kernels: 9; ring: 5"),
+              "kernels, gpu: 9; ring: 5"),
         config.repetitions);
 }
 

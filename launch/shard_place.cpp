@@ -46,9 +46,10 @@ ShardPlace ShardPlace::on_gpu(const RunConfig& config, World& world) {
   ShardPlace place;
   place.backend_ = CudaBackend::open(config.cuda_backend);
   const std::string refusal = place.backend_->refusal();
-  require<Unsupported>(refusal.empty(), "device ", name_of(config.device), ": ", refusal);
+  require<Unsupported>(refusal.empty(), "device cuda: ", refusal);
   const auto num_gpus = static_cast<int>(place.backend_->devices().size());
-  const std::shared_ptr<Device> device = place.backend_->open_device(world.local_rank % num_gpus);
+  place.device_ = place.backend_->open_device(world.local_rank % num_gpus);
+  const std::shared_ptr<Device>& device = place.device_;
   place.kernels_ = &place.backend_->kernels(device);
   place.stream_ = place.backend_->make_stream(device);
   const std::shared_ptr<Communicator> comm = borrowed(world.comm);
@@ -57,6 +58,14 @@ ShardPlace ShardPlace::on_gpu(const RunConfig& config, World& world) {
                                                     Seconds(config.cp_config.timeout_seconds))
                    : place.backend_->host_transport(comm, device);
   return place;
+}
+
+std::string ShardPlace::description() const {
+  return detail::concat(backend_->description(), "; ", device_->description());
+}
+
+std::unique_ptr<OwnedGraph> ShardPlace::capture(const std::function<void()>& work) const {
+  return backend_->capture(device_, stream(), work);
 }
 
 std::byte* PlacedTensors::place(const void* data, std::size_t size_bytes) {

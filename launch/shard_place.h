@@ -28,6 +28,12 @@ class ShardPlace {
   /// `comm`, or what moves the shards of GPUs.
   ShardTransport& transport(Communicator& comm) const { return gpu_ ? *gpu_ : comm; }
   Stream stream() const { return stream_ ? stream_->get() : Stream{}; }
+  /// Of a GPU: what it is and runs on; begins as CudaBackend::description() does.
+  std::string description() const;
+  /// Whether the backend was linked with doubles of CUDA: then no time says anything of a GPU.
+  bool is_double() const { return backend_->description().starts_with("doubles"); }
+  /// Of a GPU: see CudaBackend::capture().
+  std::unique_ptr<OwnedGraph> capture(const std::function<void()>& work) const;
   /// Threads of a rank do not matter on a GPU.
   bool is_gpu() const { return gpu_ != nullptr; }
 
@@ -35,6 +41,7 @@ class ShardPlace {
   ShardPlace() = default;
 
   std::shared_ptr<CudaBackend> backend_;
+  std::shared_ptr<Device> device_;
   std::shared_ptr<ShardTransport> gpu_;
   std::unique_ptr<OwnedStream> stream_;
   const KernelTable* kernels_ = nullptr;

@@ -135,6 +135,12 @@ class Backend final : public CudaBackend {
     const KernelTable& table =
         gpu->compute_capability() == kHopper ? cuda::sm90_kernels() : cuda::sm80_kernels();
     const auto [found, is_new] = tables_.try_emplace(gpu->ordinal(), table);
+#if defined(CP_CUDA_DOUBLES)
+    if (is_new) {  // what they compute must not be taken for a GPU's
+      found->second.name = gpu->compute_capability() == kHopper ? "doubles of cuda/sm90"
+                                                                : "doubles of cuda/sm80";
+    }
+#endif
     found->second.num_workers = kBlocksPerMultiprocessor * gpu->num_multiprocessors();
     return found->second;
   }

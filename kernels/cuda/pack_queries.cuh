@@ -108,8 +108,8 @@ CP_DEVICE void pack_dout_panel(const PackQueriesParams& params, const QueryTile&
 }
 
 /// One block for each tile of each head. A row's delta is one chain of fma, so a thread does a row.
-/// Four blocks fill a multiprocessor's shared memory, so registers for more of them would be spilled
-/// for nothing.
+/// Four blocks fill a multiprocessor's shared memory, so registers for more of them would be
+/// spilled for nothing.
 template <class T>
 __global__ void __launch_bounds__(kPackQueryThreads, 4)
     pack_queries_kernel(const __grid_constant__ PackQueriesParams params) {

@@ -11,8 +11,8 @@ namespace cpattn {
 
 class CudaGraph {
  public:
-  /// Calls `work`, which puts work into `stream` (and into streams that join it again) and waits for
-  /// nothing. Of the current device.
+  /// Calls `work`, which puts work into `stream` (and into streams that join it again) and waits
+  /// for nothing. Of the current device.
   /// Errors  DeviceError: something in `work` cannot be captured; what `work` throws. The stream is
   ///         as it was then.
   CudaGraph(cudaStream_t stream, const std::function<void()>& work) {

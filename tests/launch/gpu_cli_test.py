@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""cpattn parity and bench with --cuda-backend: on doubles of CUDA and NCCL that execute kernels on
+the CPU. Says nothing of a GPU, and never looks at how fast anything was.
+
+Usage: gpu_cli_test.py CPATTN DOUBLES
+"""
+
+import json
+import os
+import sys
+import unittest
+
+DOUBLES = os.path.abspath(sys.argv.pop(2))
+
+from parity_process import MPIRUN, PROGRAM, ReportCase, execute, parity  # noqa: E402
+
+TINY = "--seq-len=150 --chunk-tokens=64 --heads=2 --kv-heads=1 --head-dim=16 --timeout=30".split()
+BENCH = [
+    *"bench --suite=gpu --seq-lens=96 --heads=2 --kv-heads=1 --head-dims=32".split(),
+    *f"--masks=causal --repetitions=2 --cuda-backend={DOUBLES}".split(),
+]
+NO_BACKEND = "--cuda-backend=/nowhere/backend.so"
+
+
+class ParityTest(ReportCase):
+    def lanes(self, *arguments, transport):
+        result = self.parity(*TINY, *arguments, f"--cuda-backend={DOUBLES}")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        lanes = self.report()["lanes"]
+        for lane in lanes:
+            self.assertTrue(lane["pass"], lane)
+            self.assertEqual(lane["transport"], transport)
+            self.assertTrue(lane["isa"].startswith("doubles of cuda/"), lane["isa"])
+        return lanes
+
+    def test_every_size_and_type_gives_the_bits_of_one_rank(self):
+        lanes = self.lanes(
+            "--device=cuda", "--cp=1,2,3", "--dtype=f32,bf16", "--direction=forward",
+            transport="nccl",
+        )  # fmt: skip
+        self.assertEqual([lane["cp"] for lane in lanes], [1, 1, 2, 2, 3, 3])
+        lanes = self.lanes(
+            "--device=cuda", "--cp=2,4", "--dtype=bf16", "--exchange=host", transport="mpi, staged"
+        )
+        self.assertEqual([lane["cp"] for lane in lanes], [1, 2, 4])
+        names = {tensor["name"] for lane in lanes for tensor in lane["tensors"]}
+        self.assertEqual(names, {"out", "lse", "dq", "dk", "dv"})
+        for lane in lanes:
+            self.assertEqual(lane["bit_mismatch"], 0)
+
+    def test_f32_has_the_bits_of_the_cpu(self):
+        for exchange, transport in (("nccl", "nccl"), ("host", "mpi, staged")):
+            for lane in self.lanes(
+                "--device=cpu-vs-cuda", "--cp=2", f"--exchange={exchange}", "--direction=forward",
+                transport=transport,
+            ):  # fmt: skip
+                self.assertEqual(lane["bit_mismatch"], 0)
+
+    def test_without_a_backend_nothing_is_run(self):
+        for device in ("cuda", "cpu-vs-cuda"):
+            result = parity(*TINY, f"--device={device}", "--cp=1,2", NO_BACKEND)
+            self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+            self.assertIn("/nowhere/backend.so", result.stdout + result.stderr)
+
+
+class BenchTest(ReportCase):
+    def bench(self, *launcher, passes="forward,backward"):
+        path = os.path.join(self.folder.name, "bench.json")
+        result = execute([*launcher, PROGRAM, *BENCH, f"--passes={passes}", f"--json={path}"])
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("on: doubles on the CPU, no GPU", result.stdout)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+    def test_a_rank_is_measured(self):
+        document = self.bench()
+        self.assertTrue(document["gpu"].startswith("doubles on the CPU, no GPU"), document["gpu"])
+        records = document["records"]
+        expected = {(p, s) for p in ("forward", "backward") for s in ("canonical", "arrival")}
+        self.assertEqual({(r["pass"], r["schedule"]) for r in records}, expected)
+        for record in records:
+            self.assertGreater(record["gflops"], 0.0)
+            self.assertGreater(record["peak_gflops"], 0.0)
+            self.assertIsNone(record["target_fraction"], "a double is not judged")
+            is_canonical = record["schedule"] == "canonical"
+            self.assertEqual(record["cost_over_arrival"] is not None, is_canonical)
+            self.assertEqual(record["removed_overhead"] is not None, is_canonical)
+        copies = {copy["name"]: copy for copy in document["copies"]}
+        self.assertEqual(set(copies), {"copy", "pack_kv", "shard_rows"})
+        self.assertEqual(copies["copy"]["fraction_of_copy"], 1.0)
+
+    def test_ranks_share_the_sequence(self):
+        document = self.bench(*MPIRUN, "-n", "2", passes="forward")
+        self.assertEqual({record["ranks"] for record in document["records"]}, {2})
+        self.assertEqual({record["transport"] for record in document["records"]}, {"nccl"})
+
+    def test_without_a_backend_it_says_that_it_was_not_run(self):
+        result = execute([PROGRAM, "bench", "--suite=gpu", NO_BACKEND])
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("suite gpu: not run: ", result.stderr)
+        self.assertIn("/nowhere/backend.so", result.stderr)
+
+    def test_knobs_of_the_cpu_are_refused(self):
+        for knob in ("--isas=generic", "--thread-counts=2"):
+            result = execute([PROGRAM, *BENCH, knob])
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertIn("suite gpu uses the kernels of the GPU", result.stderr)
+        result = execute([PROGRAM, "bench", f"--cuda-backend={DOUBLES}"])
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("device cpu uses no GPU", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
