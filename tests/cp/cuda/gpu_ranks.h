@@ -1,21 +1,30 @@
-// Ranks as threads, each with a GPU of the runtime's double, and whole problems run on them.
+// Ranks as threads, each with a GPU, and whole problems run on them.
 #pragma once
 
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "cp/context_parallel.h"
 #include "cp/cuda_backend.h"
 #include "tests/support/attend_backward.h"
-
-extern "C" cpattn::CudaBackend* cpattn_cuda_backend(std::uint32_t interface);
+#include "tests/support/batches.h"
 
 namespace cpattn::testing {
 
+/// The one that the executable tests, with at least one GPU.
+std::shared_ptr<CudaBackend> backend_under_test();
+
 enum class GpuExchangeKind { nccl, host };
+
+/// NCCL where every rank has a GPU of its own.
+inline GpuExchangeKind nccl_if_possible(int world_size) {
+  const auto num_gpus = static_cast<int>(backend_under_test()->devices().size());
+  return world_size <= num_gpus ? GpuExchangeKind::nccl : GpuExchangeKind::host;
+}
 
 /// One rank: its device, its stream, what moves its shards.
 struct GpuRank {
@@ -37,10 +46,11 @@ struct GpuRank {
 /// Runs `body` on every rank, each in its own thread.
 inline void on_gpu_ranks(int world_size, GpuExchangeKind exchange,
                          const std::function<void(GpuRank&)>& body) {
-  const std::shared_ptr<CudaBackend> backend(cpattn_cuda_backend(kCudaBackendInterface));
+  const std::shared_ptr<CudaBackend> backend = backend_under_test();
+  const auto num_gpus = static_cast<int>(backend->devices().size());
   LoopbackWorld(world_size).run([&](Communicator& comm) {
     const std::shared_ptr<Communicator> control(std::shared_ptr<void>(), &comm);
-    GpuRank rank{comm, backend, backend->open_device(comm.rank()), nullptr, nullptr};
+    GpuRank rank{comm, backend, backend->open_device(comm.rank() % num_gpus), nullptr, nullptr};
     rank.stream = backend->make_stream(rank.device);
     rank.transport = exchange == GpuExchangeKind::nccl
                          ? backend->nccl_transport(control, rank.device, nullptr, Seconds(60))
@@ -168,6 +178,33 @@ inline ::testing::AssertionResult same(const GpuResults& actual, const GpuResult
   result = bits_equal(actual.maxima, expected.maxima);
   if (!result) return result << " (head_maxima)";
   return same(actual.gradients, expected.gradients);
+}
+
+inline AttentionCase small_case(DType dtype, MaskKind mask, std::uint64_t seed = 1) {
+  return make_random_case(make_shape(2, 1, 16, 16), pack({70, 0, 41}), test_config(mask, 16), dtype,
+                          seed);
+}
+
+/// Forward and backward on `world_size` ranks, `repeats` times.
+inline GpuResults run_on_gpus(const AttentionCase& problem, int world_size,
+                              GpuExchangeKind exchange, int repeats = 1) {
+  const Upstream upstream = random_upstream(problem, 3);
+  GpuResults whole = empty_results(problem);
+  std::mutex mutex;
+  on_gpu_ranks(world_size, exchange, [&](GpuRank& rank) {
+    const auto plan = ContextParallelAttention(rank.transport, problem.config, &rank.kernels())
+                          .plan(problem_of(problem));
+    GpuTensors tensors(problem, upstream, plan->plan().shard(), *rank.device);
+    for (int i = 0; i < repeats; ++i) {
+      plan->forward(tensors.forward_views(), rank.queue());
+      if (rank.has_backward(problem.dtype)) plan->backward(tensors.backward_views(), rank.queue());
+    }
+    rank.finish();
+    tensors.fetch();
+    const std::lock_guard lock(mutex);
+    collect(tensors, plan->plan().shard(), whole);
+  });
+  return whole;
 }
 
 }  // namespace cpattn::testing
