@@ -222,7 +222,7 @@ std::string kernel_row(const KernelRecord& record) {
 }
 
 std::string gpu_header() {
-  return "kernels    pass     dtype    D      S mask   schedule        ms  TFLOP/s     peak  %peak "
+  return "kernels              pass     dtype    D      S mask   schedule        ms  TFLOP/s     peak  %peak "
          "want         over arrival         launch us  replay us  removed\n";
 }
 
@@ -233,7 +233,7 @@ std::string gpu_row(const GpuRecord& record) {
     return seconds ? fmt::format("{:.1f}", *seconds * kMicro) : "-";
   };
   return fmt::format(
-      "{:<10} {:<8} {:<5} {:>4} {:>6} {:<6} {:<9} {:>9.4f} {:>8.1f} {:>8.1f} {:>6.1f} {:>4} {:<6} "
+      "{:<20} {:<8} {:<5} {:>4} {:>6} {:<6} {:<9} {:>9.4f} {:>8.1f} {:>8.1f} {:>6.1f} {:>4} {:<6} "
       "{:>13} {:<6} {:>11} {:>10} {:>8} {}\n",
       record.kernels, name_of(problem.pass), name_of(problem.dtype), problem.head_dim,
       problem.seq_len, name_of(problem.mask), name_of(record.schedule), record.seconds * kMilli,
