@@ -222,8 +222,8 @@ std::string kernel_row(const KernelRecord& record) {
 }
 
 std::string gpu_header() {
-  return "kernels              pass     dtype    D      S mask   schedule        ms  TFLOP/s     peak  %peak "
-         "want         over arrival         launch us  replay us  removed\n";
+  return "kernels              pass     dtype    D      S mask   schedule        ms  TFLOP/s     "
+         "peak  %peak want         over arrival         launch us  replay us  removed\n";
 }
 
 std::string gpu_row(const GpuRecord& record) {

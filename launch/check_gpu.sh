@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that can be checked on this machine's GPU, in one command; see `launch/check_gpu.sh --help`.
+# Everything that can be checked on this machine's GPU, in one command; see --help.
 set -uo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -94,8 +94,8 @@ check_conformance() {
 parity() {
   local name=$1
   shift
-  step "parity_$name" "$program" parity --cuda-backend "$backend" --report "$out/parity_$name.json" \
-    "$@"
+  step "parity_$name" "$program" parity --cuda-backend "$backend" \
+    --report "$out/parity_$name.json" "$@"
 }
 
 check_parity() {
@@ -118,8 +118,8 @@ check_memory() {
   fi
   local tool
   for tool in memcheck racecheck synccheck initcheck; do
-    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 mpirun --allow-run-as-root -n 1 \
-      "$program" parity --device cuda --cuda-backend "$backend" --cp 1 --dtype bf16,f32 \
+    step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+      mpirun --allow-run-as-root -n 1 "$program" parity --device cuda --cuda-backend "$backend" --cp 1 --dtype bf16,f32 \
       --seq-len 300 --heads 2 --kv-heads 1 --head-dim 64 --chunk-tokens 128
   done
 }

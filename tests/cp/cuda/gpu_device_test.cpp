@@ -1,6 +1,6 @@
 // The whole product on the GPUs of a backend: kernels, exchanges, streams, graphs. The backend is
-// the shared object that CPATTN_TEST_CUDA_BACKEND names: the real one, or that of the doubles, which
-// executes everything on the CPU and says nothing of a GPU.
+// the shared object that CPATTN_TEST_CUDA_BACKEND names: the real one, or that of the doubles,
+// which executes everything on the CPU and says nothing of a GPU.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -48,7 +48,8 @@ TEST(GpuDevice, F32HasTheBitsOfTheCpu) {
   const GpuResults gpu = run_on_gpus(problem, 2, nccl_if_possible(2));
 
   EXPECT_TRUE(bits_equal(gpu.forward.out, cpu.out));
-  // Its logarithm is the device's own, which may round otherwise (CUDA C++ Programming Guide: 1 ulp).
+  // Its logarithm is the device's own, which may round otherwise, by a unit in the last place (CUDA
+  // C++ Programming Guide).
   for (std::size_t i = 0; i < cpu.lse.size(); ++i) {
     EXPECT_TRUE(gpu.forward.lse[i] == cpu.lse[i] ||
                 gpu.forward.lse[i] == std::nextafter(cpu.lse[i], gpu.forward.lse[i]));
