@@ -119,8 +119,9 @@ check_memory() {
   local tool
   for tool in memcheck racecheck synccheck initcheck; do
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-      mpirun --allow-run-as-root -n 1 "$program" parity --device cuda --cuda-backend "$backend" --cp 1 --dtype bf16,f32 \
-      --seq-len 300 --heads 2 --kv-heads 1 --head-dim 64 --chunk-tokens 128
+      mpirun --allow-run-as-root -n 1 "$program" parity --device cuda \
+      --cuda-backend "$backend" --cp 1 --dtype bf16,f32 --seq-len 300 --heads 2 --kv-heads 1 \
+      --head-dim 64 --chunk-tokens 128
   done
 }
 
