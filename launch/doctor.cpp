@@ -137,7 +137,9 @@ void add_accelerators(const MachineFacts& facts, std::vector<Finding>& findings)
   const bool has_backend = !facts.cuda_backend.empty();
   findings.push_back({has_backend ? FindingKind::ok : FindingKind::unused, "CUDA backend",
                       has_backend ? facts.cuda_backend : facts.cuda_backend_error,
-                      has_backend ? "" : "configure where nvcc and NCCL are found, and build"});
+                      has_backend ? ""
+                                  : "built where nvcc and NCCL are (cmake -DCP_WITH_CUDA=ON says "
+                                    "what is missing); opens where libnccl.so.2 is"});
   add_gpus(facts, findings);
   const bool is_aware = facts.is_mpi_cuda_aware.value_or(false);
   findings.push_back({is_aware ? FindingKind::ok : FindingKind::unused, "CUDA-aware MPI",

@@ -23,7 +23,8 @@ OPTIONs of parity go to `cpattn parity`, those of test to ctest:
        launch/quickstart.sh test -L fast
 
 Missing Debian packages are installed with apt-get (as root or through sudo). The build is Release,
-in build/ beside this folder, with warnings as errors on g++ 12; the program is build/bin/cpattn.
+in build/ beside this folder, with warnings as errors on g++ 12 (and nvcc 13.0, where there is one);
+the program is build/bin/cpattn. The CUDA backend is built where nvcc 13 and NCCL are found.
 Run it from any folder, as often as you like: what is there already is not done again. Paths in
 OPTIONs are taken from the root of the repository.
 
@@ -110,7 +111,17 @@ build_targets() {
   cmake --build "$build" --parallel "$(nproc)" --target "$@" </dev/null
 }
 
-# Refuses a compiler that is too old. Sets `werror`: ON for the one that CI builds with, whose
+# The version of nvcc, as "13.0"; empty when there is none.
+nvcc_version() {
+  local nvcc
+  for nvcc in nvcc /usr/local/cuda/bin/nvcc; do
+    command -v "$nvcc" >/dev/null || continue
+    "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'
+    return
+  done
+}
+
+# Refuses a compiler that is too old. Sets `werror`: ON for those that CI builds with, whose
 # warnings are all known; another one may have new warnings, which must not stop a user. The same
 # for every command, so that going from one to the next compiles nothing again.
 check_compiler() {
@@ -123,6 +134,8 @@ check_compiler() {
     die 3 "$compiler is version $version; C++20 as used here needs g++ 12 or newer (set CXX)"
   fi
   if ((${version%%.*} == 12)) && [[ $(uname -m) == x86_64 ]]; then werror=ON; fi
+  version=$(nvcc_version)
+  if [[ -n $version && $version != 13.0 ]]; then werror=OFF; fi
 }
 
 main() {
@@ -133,7 +146,11 @@ main() {
       install_packages
       check_compiler
       configure
-      build_targets cpattn
+      local targets=(cpattn)
+      if [[ "$*" == *cuda* ]] && grep -q '^--   found  *CUDA backend' "$build/configure.log"; then
+        targets+=(cpattn_cuda)
+      fi
+      build_targets "${targets[@]}"
       cd -- "$root"
       local options=("$@")
       if [[ " $*" != *" --config"* ]]; then

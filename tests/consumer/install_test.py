@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Installs what was built, moves it, and uses it as a stranger would: with CMake, with pkg-config.
 
-usage: install_test.py BUILD_FOLDER SOURCE_FOLDER VERSION HAS_MPI MPIEXEC
+usage: install_test.py BUILD_FOLDER SOURCE_FOLDER VERSION HAS_MPI MPIEXEC NCCL
+
+NCCL: the library that the CUDA backend was linked with; "" where that was not built.
 """
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
-BUILD, SOURCE, VERSION, HAS_MPI, MPIEXEC = sys.argv[1:]
+BUILD, SOURCE, VERSION, HAS_MPI, MPIEXEC, NCCL = sys.argv[1:]
 WORK = pathlib.Path(BUILD) / "tests" / "installed"
 PREFIX = WORK / "moved"
 MPI_FLAGS = "--oversubscribe --bind-to none --mca pml ob1 --mca btl vader,self".split()
@@ -22,8 +25,8 @@ ENVIRONMENT = {
 }
 
 
-def run(*command, **options):
-    """The command's output; ends the test when it fails."""
+def run(*command, status=0, **options):
+    """The command's output; ends the test when its exit status is another."""
     words = [str(word) for word in command]
     done = subprocess.run(
         words,
@@ -34,8 +37,8 @@ def run(*command, **options):
         check=False,
         **options,
     )
-    if done.returncode != 0:
-        sys.exit(f"failed ({done.returncode}): {' '.join(words)}\n{done.stdout}")
+    if done.returncode != status:
+        sys.exit(f"status {done.returncode}, not {status}: {' '.join(words)}\n{done.stdout}")
     return done.stdout
 
 
@@ -93,6 +96,7 @@ def check_cmake():
     consumer = pathlib.Path(SOURCE) / "tests" / "consumer"
     build = built_with_cmake(consumer, "consumer", f"-DWANTED_VERSION={VERSION}")
     expect(f"cpattn {VERSION}: {{" in run(build / "no_mpi"), "the version that was installed")
+    check_backend(build / "opens_backend")
     later = subprocess.run(
         ["cmake", "-S", str(consumer), "-B", str(WORK / "later")]
         + [f"-DCMAKE_PREFIX_PATH={PREFIX}", "-DWANTED_VERSION=99.0"],
@@ -107,6 +111,52 @@ def check_cmake():
         later.returncode != 0 and reason in text and f"version: {VERSION}" in text,
         f"a later version is not found:\n{later.stdout}",
     )
+
+
+def needed(file):
+    """Names of the libraries that a program or a library cannot be started without."""
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", file))
+
+
+def check_backend(program):
+    """Of what is installed only the CUDA backend needs NCCL, and nothing needs the toolkit."""
+    lib = library_folder()
+    backend = lib / "libcpattn_cuda.so"
+    for file in (lib / "libcpattn.so", PREFIX / "bin" / "cpattn", program):
+        names = [name for name in needed(file) if re.match("lib(cuda|nccl|nv)", name)]
+        expect(not names, f"{file} needs nothing of CUDA, not {names}")
+    expect(backend.exists() == bool(NCCL), f"a CUDA backend where it was built: {backend}")
+    if NCCL:
+        check_backend_opens(program, backend)
+        backend.rename(WORK / "backend.so")
+    said = run(program, status=3)
+    expect(f"unsupported: CUDA backend {backend.name}: not installed with {lib}/" in said, said)
+    cpattn = PREFIX / "bin" / "cpattn"
+    text = f"CUDA backend {backend.name}: not installed with {cpattn}"
+    expect(text in run(cpattn, "doctor"), f"doctor says: {text}")
+    if HAS_MPI == "1":
+        said = run(cpattn, "parity", "--device", "cuda", "--cp", "1", status=3)
+        expect(text in said, said)
+
+
+def check_backend_opens(program, backend):
+    places = {"LD_LIBRARY_PATH": os.path.dirname(NCCL)}
+    said = run(program, env=places)
+    expect(f"opened {backend}: CUDA runtime " in said, said)
+    expect("CUDA runtime" in run(PREFIX / "bin" / "cpattn", "doctor", env=places), "doctor")
+    names = needed(backend)
+    expect("libnccl.so.2" in names, f"NCCL is that of the machine, not {names}")
+    expect(not any("cuda" in name for name in names), f"no CUDA library is needed, not {names}")
+    dynamic = run("readelf", "-d", backend)
+    expect("RUNPATH" not in dynamic and "RPATH" not in dynamic, "no path of the build machine")
+    exported = run("nm", "-D", "--defined-only", backend).split()[2::3]
+    expect(exported == ["cpattn_cuda_backend"], f"one name is exported, not {exported}")
+    # The same on a machine without NCCL: the name of one that no machine has.
+    without = WORK / "without_nccl.so"
+    without.write_bytes(backend.read_bytes().replace(b"libnccl.so.2\0", b"libnccl.so.0\0"))
+    said = run(program, without, status=3)
+    expect(f"unsupported: CUDA backend {without}: libnccl.so.0: cannot open" in said, said)
+    expect("LD_LIBRARY_PATH" in said, said)
 
 
 def check_pkg_config():

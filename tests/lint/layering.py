@@ -49,7 +49,7 @@ _THIRD_PARTY_ROOMS = (
     (r"pybind11/.*", r"cp/bindings/"),
     (r"gtest/.*|gmock/.*", r"tests/"),
     (r"cblas\.h", r"launch/"),
-    (r"dlfcn\.h", r"launch/|cp/cuda_backend\.cpp$"),
+    (r"(?:dlfcn|link)\.h", r"launch/|cp/cuda_backend\.cpp$"),
     # The operating system: memory for the ground floor, processes and files for the roof.
     (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
     (

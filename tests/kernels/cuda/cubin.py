@@ -55,7 +55,8 @@ def _string(data, offset):
     return data[offset : data.index(b"\0", offset)].decode()
 
 
-def _sections(data):
+def sections_of(data):
+    """The sections of a 64-bit ELF file."""
     table, = struct.unpack_from("<Q", data, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
     headers = []
@@ -94,7 +95,7 @@ def read(data):
     """The kernels of a cubin, given as bytes."""
     if data[:5] != b"\x7fELF\x02":
         raise ValueError("not a cubin: no 64-bit ELF header")
-    sections = _sections(data)
+    sections = sections_of(data)
     attributes = _attributes(data, sections, _symbols(data, sections))
     kernels = []
     for section in sections:
