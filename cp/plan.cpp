@@ -116,6 +116,13 @@ void check(const Problem& problem, const CpConfig& config, int rank, int world_s
   require(text.empty(), text);
 }
 
+/// Query rows of it, at least 1: no chunk needs more.
+std::int64_t longest_document(const SequenceBatch& batch) {
+  std::int64_t longest = 1;
+  for (const Document& document : batch.documents) longest = std::max(longest, document.q_tokens);
+  return longest;
+}
+
 }  // namespace
 
 std::vector<std::string> problems_with(const Problem& problem, const CpConfig& config, int rank,
@@ -146,13 +153,15 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
                      : static_cast<int>(std::max<std::int64_t>(config.threads, 1));
   sharding_ = make_sharding(problem_.batch, config_, world_size_);
   schedule_ = make_schedule(problem_.batch, sharding_, config_, rank_);
-  const KernelProblem facts = kernel_problem();
+  kernel_problem_ = {problem_.shape, problem_.dtype,
+                     std::min(config_.chunk_tokens, longest_document(problem_.batch)),
+                     num_threads_};
   for (const Shard& shard : sharding_.shards) {
     std::size_t bytes = 0;
     std::vector<std::size_t> offsets;
     for (const OwnedChunk& chunk : shard.kv) {
       offsets.push_back(bytes);
-      bytes += kernels.packed_kv_bytes(facts, chunk.num_tokens);
+      bytes += kernels.packed_kv_bytes(kernel_problem_, chunk.num_tokens);
     }
     kv_offsets_.push_back(std::move(offsets));
     span_bytes_.push_back(bytes);
@@ -162,20 +171,12 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
   limits_.scratch_slots = schedule_.num_scratch_slots;
 }
 
-KernelProblem Plan::kernel_problem() const {
-  std::int64_t longest = 1;  // no need for more rows than the longest document has
-  for (const Document& document : problem_.batch.documents) {
-    longest = std::max(longest, document.q_tokens);
-  }
-  return {problem_.shape, problem_.dtype, std::min(config_.chunk_tokens, longest), num_threads_};
-}
-
 MemoryPlan Plan::memory() const {
   const AttentionShape& shape = problem_.shape;
   const auto bytes = [](std::int64_t rows, std::int64_t per_row, std::size_t size) {
     return static_cast<std::size_t>(rows * per_row) * size;
   };
-  const KernelProblem facts = kernel_problem();
+  const KernelProblem& facts = kernel_problem_;
   MemoryPlan memory;
   memory.inputs = bytes(shard().q_rows, shape.num_heads * shape.head_dim, size_of(problem_.dtype)) +
                   bytes(shard().kv_rows, shape.num_kv_heads * (shape.head_dim + shape.value_dim),
@@ -240,7 +241,8 @@ std::string Plan::agreement_lines() const {
        << "\ndocuments=" << problem_.batch.documents.size() << "\nq_rows=" << problem_.batch.q_rows
        << "\nkv_rows=" << problem_.batch.kv_rows << '\n';
   add_documents(text, problem_.batch.documents);
-  text << "sharding_digest=" << std::hex << digest_of(sharding_) << std::dec
+  text << "sharding_digest=" << std::hex << digest_of(sharding_)
+       << std::dec
        // Equal numerics give equal bits, but a device's packed keys and slots have its own form.
        << "\ndevice=" << name_of(kernels_->device)
        << "\nnumerics=" << kernels_->numerics(problem_.dtype) << '\n';

@@ -62,7 +62,7 @@ class Plan {
   /// For negative controls only: lets a harness plant a fault in the data that the loop executes.
   Schedule& mutable_schedule() { return schedule_; }
 
-  KernelProblem kernel_problem() const;
+  const KernelProblem& kernel_problem() const { return kernel_problem_; }
   int num_threads() const { return num_threads_; }
 
   /// Offsets of rank r's packed kv chunks in its span, one per Shard::kv entry; and the span's
@@ -90,6 +90,7 @@ class Plan {
   int rank_;
   int world_size_;
   int num_threads_;
+  KernelProblem kernel_problem_;
   Sharding sharding_;
   Schedule schedule_;
   std::vector<std::vector<std::size_t>> kv_offsets_;

@@ -92,6 +92,12 @@ class Lowering {
   bool is_stored_ = false;  ///< the slot has the same value
 };
 
+std::vector<std::vector<GradientOp>> taken(std::vector<Lowering>& lowerings) {
+  std::vector<std::vector<GradientOp>> ops;
+  for (Lowering& lowering : lowerings) ops.push_back(lowering.take());
+  return ops;
+}
+
 std::int32_t limit_of(const BackwardArgs& args, const GradientTask& task) {
   const std::int64_t num_keys = args.kv_blocks[static_cast<std::size_t>(task.kv_block)].num_keys;
   const std::int64_t limit =
@@ -170,17 +176,18 @@ Walks make_walks(const BackwardArgs& args, GradientTileSizes sizes) {
     walks.ops.insert(walks.ops.end(), ops.begin(), ops.end());
     owner.op_end = narrow<std::int32_t>(walks.ops.size());
   };
+  const auto dq = lower_dq(args), dkv = lower_dkv(args);
   for (std::size_t i = 0; i < args.q_blocks.size(); ++i) {
     const QueryBlock& block = args.q_blocks[i];
     GradientRows rows{block.packed, block.row_begin, narrow<std::int32_t>(block.num_rows)};
-    append(lower_dq(args, narrow<std::int32_t>(i)), rows);
+    append(dq[i], rows);
     add_tiles(rows, i, block.num_rows, sizes.rows, walks.row_tiles);
     walks.rows.push_back(rows);
   }
   for (std::size_t i = 0; i < args.kv_blocks.size(); ++i) {
     const KvBlock& block = args.kv_blocks[i];
     GradientKeys keys{block.packed, narrow<std::int32_t>(block.num_keys)};
-    append(lower_dkv(args, narrow<std::int32_t>(i)), keys);
+    append(dkv[i], keys);
     add_tiles(keys, i, block.num_keys, sizes.keys, walks.key_tiles);
     walks.keys.push_back(keys);
   }
@@ -189,27 +196,27 @@ Walks make_walks(const BackwardArgs& args, GradientTileSizes sizes) {
 
 }  // namespace
 
-std::vector<GradientOp> lower_dq(const BackwardArgs& args, std::int32_t q_chunk) {
-  Lowering lowering;
+std::vector<std::vector<GradientOp>> lower_dq(const BackwardArgs& args) {
+  std::vector<Lowering> chunks(args.q_blocks.size());
   for (const GradientTask& task : args.tasks) {
-    if (task.q_chunk != q_chunk) continue;
-    lowering.add_leaf(task.dq, task.continues_dq, task.kv_block, limit_of(args, task));
-    for (const SumOp& op : task.dq_sums) lowering.add_sum(op);
-    if (task.dq_result != kNoSlot) lowering.finish(task.dq_result);
-    lowering.end_task();
+    Lowering& chunk = chunks[static_cast<std::size_t>(task.q_chunk)];
+    chunk.add_leaf(task.dq, task.continues_dq, task.kv_block, limit_of(args, task));
+    for (const SumOp& op : task.dq_sums) chunk.add_sum(op);
+    if (task.dq_result != kNoSlot) chunk.finish(task.dq_result);
+    chunk.end_task();
   }
-  return lowering.take();
+  return taken(chunks);
 }
 
-std::vector<GradientOp> lower_dkv(const BackwardArgs& args, std::int32_t kv_block) {
-  Lowering lowering;
+std::vector<std::vector<GradientOp>> lower_dkv(const BackwardArgs& args) {
+  std::vector<Lowering> blocks(args.kv_blocks.size());
   for (const GradientTask& task : args.tasks) {
-    if (task.kv_block != kv_block) continue;
-    lowering.add_leaf(task.dkv, task.continues_dkv, task.q_chunk, limit_of(args, task));
-    for (const SumOp& op : task.dkv_sums) lowering.add_sum(op);
-    lowering.end_task();
+    Lowering& block = blocks[static_cast<std::size_t>(task.kv_block)];
+    block.add_leaf(task.dkv, task.continues_dkv, task.q_chunk, limit_of(args, task));
+    for (const SumOp& op : task.dkv_sums) block.add_sum(op);
+    block.end_task();
   }
-  return lowering.take();
+  return taken(blocks);
 }
 
 std::vector<std::byte> make_gradient_image(const BackwardArgs& args, GradientTileSizes sizes) {

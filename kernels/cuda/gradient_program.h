@@ -81,9 +81,9 @@ struct GradientImage {
   }
 };
 
-/// What of the tasks concerns dq of one q chunk, or dk, dv of one kv block, in order.
-std::vector<GradientOp> lower_dq(const BackwardArgs& args, std::int32_t q_chunk);
-std::vector<GradientOp> lower_dkv(const BackwardArgs& args, std::int32_t kv_block);
+/// What of the tasks concerns dq of each q chunk, and dk, dv of each kv block, in order.
+std::vector<std::vector<GradientOp>> lower_dq(const BackwardArgs& args);
+std::vector<std::vector<GradientOp>> lower_dkv(const BackwardArgs& args);
 
 /// Rows of a dq tile and keys of a dk, dv tile.
 struct GradientTileSizes {

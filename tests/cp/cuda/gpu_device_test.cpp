@@ -254,6 +254,21 @@ TEST(GpuDevice, ACaptureThatFailsDoesNothing) {
   });
 }
 
+// Documents of one token: out is v. As many as the report says on a GPU; the doubles would take
+// minutes for them.
+TEST(GpuDevice, BC_081_ManyDocumentsOfOneToken) {
+  const bool is_double = backend_under_test()->description().starts_with("doubles");
+  const SequenceBatch batch = pack(std::vector<std::int64_t>(is_double ? 200 : 70'000, 1));
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const AttentionCase problem = make_random_case(make_shape(1, 1, 8, 8), batch,
+                                                   test_config(MaskKind::causal, 512), dtype, 81);
+    for (const int world_size : {1, 2}) {
+      const GpuResults gpu = run_on_gpus(problem, world_size, nccl_if_possible(world_size));
+      EXPECT_TRUE(bits_equal(gpu.forward.out, problem.v)) << name_of(dtype);
+    }
+  }
+}
+
 // f32 has the same numerics on both, and messages would carry the bytes, but not in one form.
 TEST(GpuDevice, RanksOnACpuAndOnAGpuAreRefusedInOneRing) {
   const AttentionCase problem = small_case(DType::f32, MaskKind::causal);

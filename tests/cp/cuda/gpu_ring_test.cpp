@@ -69,6 +69,21 @@ TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
   });
 }
 
+// More documents than a launch has blocks in its second and third dimension. What is computed of so
+// many is in gpu_device_test, as far as there is a device to do it.
+TEST_F(GpuRing, BC_081_NoLaunchHasADimensionForDocuments) {
+  fake_cuda::set_kernel_options({.only_checks = true});
+  const SequenceBatch batch = pack(std::vector<std::int64_t>(70'000, 1));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const AttentionCase problem = make_random_case(make_shape(1, 1, 8, 8), batch,
+                                                   test_config(MaskKind::causal, 512), dtype, 81);
+    const std::uint64_t before = fake_cuda::num_calls("cudaLaunchKernelEx");
+    for (const int world_size : {1, 2})
+      EXPECT_NO_THROW(run_on_gpus(problem, world_size, GpuExchangeKind::nccl)) << name_of(dtype);
+    EXPECT_GT(fake_cuda::num_calls("cudaLaunchKernelEx"), before);
+  }
+}
+
 // Whatever cannot be had while a plan is made on one rank: that rank says so, the other one ends by
 // its deadline, nothing is left behind.
 TEST_F(GpuRing, MemoryThatCannotBeHadEndsTheJobAndLeavesNothing) {

@@ -28,7 +28,7 @@ class Lowered {
   }
 
   const BackwardArgs& args() const { return args_; }
-  std::vector<GradientOp> dq() const { return lower_dq(args_, 0); }
+  std::vector<GradientOp> dq() const { return lower_dq(args_).front(); }
   std::string dq_text() const { return text_of(dq()); }
 
   static std::string text_of(const std::vector<GradientOp>& ops) {
@@ -216,7 +216,7 @@ TEST(GradientProgram, RandomTreesMeanTheSame) {
     args.kv_blocks = kv_blocks;
     args.tasks = random.tasks();
 
-    EXPECT_EQ(random.live(meaning_of(lower_dkv(args, 0))), random.live(meaning_of(args.tasks)));
+    EXPECT_EQ(random.live(meaning_of(lower_dkv(args).front())), random.live(meaning_of(args.tasks)));
   }
 }
 
