@@ -216,7 +216,8 @@ TEST(GradientProgram, RandomTreesMeanTheSame) {
     args.kv_blocks = kv_blocks;
     args.tasks = random.tasks();
 
-    EXPECT_EQ(random.live(meaning_of(lower_dkv(args).front())), random.live(meaning_of(args.tasks)));
+    EXPECT_EQ(random.live(meaning_of(lower_dkv(args).front())),
+              random.live(meaning_of(args.tasks)));
   }
 }
 

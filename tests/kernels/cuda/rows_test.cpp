@@ -66,7 +66,7 @@ TEST_F(Rows, AreGatheredByRanges) {
 }
 
 TEST_F(Rows, CopyOfNothingLaunchesNothing) {
-  copy_rows({}, &executor_);
+  copy_rows({.stream = Stream{&executor_}});
   EXPECT_EQ(executor_.counters().blocks, 0u);
 }
 
