@@ -78,9 +78,10 @@ TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
 // More documents than a launch has blocks in its second and third dimension. What is computed of so
 // many is in gpu_device_test, as far as there is a device to do it.
 TEST_F(GpuRing, BC_081_NoLaunchHasADimensionForDocuments) {
-  if (kFindsRaces) GTEST_SKIP() << "no kernel runs";
+  // The thread sanitizer, to which this shows nothing, would need more memory than there is.
+  constexpr std::size_t kNumDocuments = kFindsRaces ? 100 : 70'000;
   fake_cuda::set_kernel_options({.only_checks = true});
-  const SequenceBatch batch = pack(std::vector<std::int64_t>(70'000, 1));
+  const SequenceBatch batch = pack(std::vector<std::int64_t>(kNumDocuments, 1));
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const AttentionCase problem = make_random_case(make_shape(1, 1, 8, 8), batch,
                                                    test_config(MaskKind::causal, 512), dtype, 81);
