@@ -12,6 +12,9 @@ namespace cpattn::cuda {
 /// a > b ? a : b: a NaN in b comes through, a NaN in a does not.
 CP_DEVICE float larger(float a, float b) { return a > b ? a : b; }
 
+/// a < b ? a : b, likewise.
+CP_DEVICE float smaller(float a, float b) { return a < b ? a : b; }
+
 /// A NaN wins and stays.
 CP_DEVICE float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 

@@ -1,9 +1,8 @@
 #include "kernels/cuda/backward_params.h"
 
 #include "kernels/lse.h"
-#include "src/base/integers.h"
 
-namespace cpattn::cuda::sm80_gradient {
+namespace cpattn::cuda {
 
 BackwardParams backward_params(const BackwardArgs& args) {
   const AttentionShape& shape = args.problem.shape;
@@ -24,4 +23,4 @@ BackwardParams backward_params(const BackwardArgs& args) {
           .dq_head_stride = args.dq.strides[1]};
 }
 
-}  // namespace cpattn::cuda::sm80_gradient
+}  // namespace cpattn::cuda

@@ -1,20 +1,23 @@
-// What the 16-bit backward kernels take: one struct of numbers and device addresses, made from
+// What the backward kernels take: one struct of numbers and device addresses, made from
 // BackwardArgs; and the pieces of work it describes.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/gradient_program.h"
 #include "kernels/cuda/gradient_slots.h"
 #include "kernels/cuda/tile_form.h"
+#include "src/base/integers.h"
 
-namespace cpattn::cuda::sm80_gradient {
+namespace cpattn::cuda {
 
 struct BackwardParams {
   const GradientImage* image = nullptr;
   int num_heads = 1;
   int num_kv_heads = 1;
-  int qk_panels = 1;  ///< of q and k
-  int v_panels = 1;   ///< of dout and v
+  int qk_panels = 1;  ///< of q and k, 16-bit
+  int v_panels = 1;   ///< of dout and v, 16-bit
   GradientSlotForm slot_form;
   float scale_log2 = 1.0f;  ///< softmax_scale / ln 2
   float scale = 1.0f;
@@ -33,6 +36,15 @@ struct BackwardParams {
 };
 
 BackwardParams backward_params(const BackwardArgs& args);
+
+/// As many thread blocks as work at a time, or fewer if there is less to do.
+template <class Chunks, class Length>
+unsigned num_blocks(const BackwardArgs& args, const Chunks& chunks, int tile, std::int64_t heads,
+                    const Length& length) {
+  std::int64_t tiles = 0;
+  for (const auto& chunk : chunks) tiles += ceil_div(length(chunk), std::int64_t{tile});
+  return narrow<unsigned>(std::min<std::int64_t>(tiles * heads, args.problem.num_threads));
+}
 
 /// One row tile of one query head.
 struct RowItem {
@@ -62,4 +74,4 @@ CP_DEVICE KeyItem key_item(const BackwardParams& params, std::int64_t index) {
           static_cast<int>(index % params.num_kv_heads)};
 }
 
-}  // namespace cpattn::cuda::sm80_gradient
+}  // namespace cpattn::cuda

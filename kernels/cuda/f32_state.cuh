@@ -29,16 +29,6 @@ CP_DEVICE void for_each_quad(const StripOfSlot& tile, int row, const Visit& visi
   }
 }
 
-/// visit(i, row of the tile) for those of the thread's rows that exist.
-template <int kGroups, class Visit>
-CP_DEVICE void for_each_row(int num_rows, const Visit& visit) {
-  const Place place;
-  CP_UNROLL
-  for (int i = 0; i < kThreadRows<kGroups>; ++i) {
-    if (place.row + i * kSide < num_rows) visit(i, place.row + i * kSide);
-  }
-}
-
 template <int kGroups>
 CP_DEVICE void clear(RowStates<kGroups>& a) {
   CP_UNROLL

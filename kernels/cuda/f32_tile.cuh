@@ -16,6 +16,16 @@
 
 namespace cpattn::cuda::f32 {
 
+/// Faults that tests plant; production has none.
+enum class Fault {
+  none,
+  no_barrier_before_stage,
+  no_barrier_after_stage,
+  hidden_specials_multiplied,
+  tiles_from_first_row,
+  sums_not_reset,
+};
+
 inline constexpr int kSide = 16;
 inline constexpr int kThreads = kSide * kSide;
 
@@ -53,6 +63,11 @@ struct PackedRows {
     return quad_at(rows + row * row_floats + channel);
   }
 };
+
+/// The rows from `first` on of `num_rows` of a head.
+CP_DEVICE PackedRows rows_from(const float* rows, int dim, int first, int num_rows) {
+  return {rows + std::int64_t{first} * row_floats(dim), row_floats(dim), num_rows - first};
+}
 
 /// Channels of both operands that are in shared memory at a time.
 inline constexpr int kChunk = 32;
@@ -98,7 +113,7 @@ inline constexpr int kDotStageFloats = (kRows + kColumns) * kSide* kChunkStride;
 
 /// sum[i][j] = a(row + 16 i) . b(column + 16 j) over `dim` channels. For the whole block; begins
 /// with a barrier, so `stage` may be in use until then.
-template <int kRows, int kColumns, class A, class B>
+template <Fault kFault = Fault::none, int kRows, int kColumns, class A, class B>
 CP_DEVICE void dot_products(const A& a, const B& b, int dim, float* stage,
                             float (&sum)[kRows][kColumns]) {
   float* const b_stage = stage + kRows * kSide * kChunkStride;
@@ -108,10 +123,10 @@ CP_DEVICE void dot_products(const A& a, const B& b, int dim, float* stage,
     for (int j = 0; j < kColumns; ++j) sum[i][j] = 0.0f;
   }
   for (int channel = 0; channel < dim; channel += kChunk) {
-    __syncthreads();
+    if (kFault != Fault::no_barrier_before_stage) __syncthreads();
     stage_chunk<kRows * kSide>(a, channel, stage);
     stage_chunk<kColumns * kSide>(b, channel, b_stage);
-    __syncthreads();
+    if (kFault != Fault::no_barrier_after_stage) __syncthreads();
     multiply_chunk(stage, b_stage, dim - channel < kChunk ? dim - channel : kChunk, sum);
   }
 }
@@ -149,36 +164,49 @@ CP_DEVICE void stage_rows(const Rows& rows, int first_row, float* stage) {
   }
 }
 
+/// visit(i, row of the tile) for those of the thread's rows that exist.
+template <int kGroups, class Visit>
+CP_DEVICE void for_each_row(int num_rows, const Visit& visit) {
+  const Place place;
+  CP_UNROLL
+  for (int i = 0; i < kThreadRows<kGroups>; ++i) {
+    if (place.row + i * kSide < num_rows) visit(i, place.row + i * kSide);
+  }
+}
+
 /// Keys of a thread in a tile of keys.
 inline constexpr int kTileColumns = static_cast<int>(kKeyTile) / kSide;
 
-/// Rows of weights [row][key] for a tile of keys: two rows of a warp lie in different banks.
+/// Rows of weights [row][other] for a tile of keys, or of queries: two rows of a warp lie in
+/// different banks.
 inline constexpr int kWeightStride = static_cast<int>(kKeyTile) + kSide;
+inline constexpr int kQueryWeightStride = static_cast<int>(kQueryTile);
+static_assert(kWeightStride % 32 == kSide && kQueryWeightStride % 32 == kSide);
 
-/// sum[i] += weights(row + 16 i, key) * stage(key) for keys [first_key, first_key + num_keys) of
-/// the tile, the first of which is the first row of the stage. Masked: keys from seen[i] on are
-/// left out, not multiplied by their weight of 0, for 0 times NaN is not 0.
-template <bool kIsMasked, int kRows, int kChannels>
-CP_DEVICE void add_weighted(const float* weights, int first_key, int num_keys, const float* stage,
-                            const int (&seen)[kRows], float (&sum)[kRows][kChannels]) {
+/// sum[i] += weights(row + 16 i, other) * stage(other) for others [first, first + count) of the
+/// tile, the first of which is the first row of the stage. Masked: where not sees(i, other), they
+/// are left out, not multiplied by their weight of 0, for 0 times NaN is not 0.
+template <int kStride, bool kIsMasked, int kRows, int kChannels, class Sees>
+CP_DEVICE void add_weighted(const float* weights, int first, int count, const float* stage,
+                            const Sees& sees, float (&sum)[kRows][kChannels]) {
   constexpr int kGroups = kChannels / 4;
   const Place place;
-  weights += place.row * kWeightStride + first_key;
+  weights += place.row * kStride + first;
   stage += 4 * place.column;
   CP_UNROLL_BY(1)
-  for (int key = 0; key < num_keys; key += 4) {
+  for (int other = 0; other < count; other += 4) {
     Quad weight[kRows];
     CP_UNROLL
-    for (int i = 0; i < kRows; ++i) weight[i] = quad_at(weights + i * kSide * kWeightStride + key);
+    for (int i = 0; i < kRows; ++i) weight[i] = quad_at(weights + i * kSide * kStride + other);
     CP_UNROLL
     for (int k = 0; k < 4; ++k) {
-      const float* const row = stage + (key + k) * kGroups * kGroupChannels;
+      const float* const row = stage + (other + k) * kGroups * kGroupChannels;
       CP_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         const Quad value = quad_at(row + g * kGroupChannels);
         CP_UNROLL
         for (int i = 0; i < kRows; ++i) {
-          if (kIsMasked && first_key + key + k >= seen[i]) continue;
+          if (kIsMasked && !sees(i, first + other + k)) continue;
           CP_UNROLL
           for (int c = 0; c < 4; ++c) {
             sum[i][4 * g + c] = fmaf(weight[i].at[k], value.at[c], sum[i][4 * g + c]);
@@ -189,29 +217,29 @@ CP_DEVICE void add_weighted(const float* weights, int first_key, int num_keys, c
   }
 }
 
-/// sum[i] = sum of weights(row + 16 i, key) * rows(key) over the keys [0, num_keys) of a tile, all
-/// weights of which are in shared memory. For the whole block; begins with a barrier, behind which
-/// `weights` are read, so `stage` may be in use and `weights` be written until then.
-template <int kRows, int kChannels, class Rows>
-CP_DEVICE void sum_weighted(const float* weights, int num_keys, const Rows& rows, bool is_masked,
-                            const int (&seen)[kRows], float* stage,
-                            float (&sum)[kRows][kChannels]) {
+/// sum[i] = sum of weights(row + 16 i, other) * rows(other) over the others [0, count) of a tile,
+/// all weights of which are in shared memory, in rows of kStride. For the whole block; begins with
+/// a barrier, behind which `weights` are read, so `stage` may be in use and `weights` be written
+/// until then. `is_masked`: some sees() of the calling thread is false.
+template <int kStride, Fault kFault = Fault::none, int kRows, int kChannels, class Rows, class Sees>
+CP_DEVICE void sum_weighted(const float* weights, int count, const Rows& rows, bool is_masked,
+                            const Sees& sees, float* stage, float (&sum)[kRows][kChannels]) {
   constexpr int kGroups = kChannels / 4;
-  constexpr int kKeys = kStageRows<kGroups>;
+  constexpr int kStaged = kStageRows<kGroups>;
   CP_UNROLL
   for (int i = 0; i < kRows; ++i) {
     CP_UNROLL
     for (int c = 0; c < kChannels; ++c) sum[i][c] = 0.0f;
   }
-  for (int first = 0; first < num_keys; first += kKeys) {
-    __syncthreads();
+  for (int first = 0; first < count; first += kStaged) {
+    if (kFault != Fault::no_barrier_before_stage) __syncthreads();
     stage_rows<kGroups>(rows, first, stage);
-    __syncthreads();
-    const int keys = num_keys - first < kKeys ? num_keys - first : kKeys;
-    if (is_masked) {
-      add_weighted<true>(weights, first, keys, stage, seen, sum);
+    if (kFault != Fault::no_barrier_after_stage) __syncthreads();
+    const int staged = count - first < kStaged ? count - first : kStaged;
+    if (is_masked && kFault != Fault::hidden_specials_multiplied) {
+      add_weighted<kStride, true>(weights, first, staged, stage, sees, sum);
     } else {
-      add_weighted<false>(weights, first, keys, stage, seen, sum);
+      add_weighted<kStride, false>(weights, first, staged, stage, sees, sum);
     }
   }
 }

@@ -125,7 +125,9 @@ CP_DEVICE void attend_tile(const ForwardF32Params& params, const ScaledQueries& 
   __syncthreads();
   sum_rows<kGroups>(memory, tile.num_keys);
   float sum[kRows][4 * kGroups];
-  sum_weighted(memory.weights, tile.num_keys, values, tile.is_masked, tile.seen, memory.stage, sum);
+  const auto sees = [&](int i, int key) { return key < tile.seen[i]; };
+  sum_weighted<kWeightStride>(memory.weights, tile.num_keys, values, tile.is_masked, sees,
+                              memory.stage, sum);
   const Place place;
   CP_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -172,12 +174,8 @@ CP_DEVICE void attend(const ForwardF32Params& params, const ForwardItem& item, c
       const int row = place.row + i * kSide;
       tile.seen[i] = row < item.num_rows ? seen_keys(item, op, row, num_keys) - first : 0;
     }
-    const auto tile_of = [&](const float* rows, int dim) {
-      return PackedRows{rows + std::int64_t{first} * row_floats(dim), row_floats(dim),
-                        num_keys - first};
-    };
-    attend_tile(params, queries, tile_of(k, form.dim), tile_of(v, form.value_dim), tile, is_fresh,
-                memory, a);
+    attend_tile(params, queries, rows_from(k, form.dim, first, num_keys),
+                rows_from(v, form.value_dim, first, num_keys), tile, is_fresh, memory, a);
     is_fresh = false;
   }
 }

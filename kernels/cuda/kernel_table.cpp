@@ -1,5 +1,6 @@
 #include "kernels/cuda/kernel_table.h"
 
+#include "kernels/cuda/backward_f32.h"
 #include "kernels/cuda/backward_sm80.h"
 #include "kernels/cuda/burn.h"
 #include "kernels/cuda/forward_f32.h"
@@ -9,17 +10,13 @@
 #include "kernels/cuda/pack_f32.h"
 #include "kernels/cuda/pack_kv.h"
 #include "kernels/cuda/pack_queries.h"
+#include "kernels/cuda/pack_queries_f32.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sum_dkv.h"
 #include "kernels/f32_engine.h"
-#include "src/base/error.h"
 
 namespace cpattn::cuda {
 namespace {
-
-void check_gradient_dtype(DType dtype) {
-  require<Unsupported>(dtype != DType::f32, "f32: the backward of kernels/cuda has f16 and bf16");
-}
 
 /// The kernels of sm_80 and later, as the free functions a KernelTable holds: 16-bit elements on
 /// tensor cores, f32 on the others.
@@ -49,25 +46,23 @@ struct Sm80 {
   }
 
   static std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
-    check_gradient_dtype(problem.dtype);
-    return cuda::packed_query_bytes(problem, num_rows);
+    return problem.dtype == DType::f32 ? f32::packed_query_bytes(problem, num_rows)
+                                       : cuda::packed_query_bytes(problem, num_rows);
   }
   static void pack_queries(const PackQueriesArgs& args) {
-    check_gradient_dtype(args.problem.dtype);
-    cuda::pack_queries(args);
+    return args.problem.dtype == DType::f32 ? f32::pack_queries(args) : cuda::pack_queries(args);
   }
   static std::size_t gradient_workspace_bytes(const KernelProblem& problem,
                                               const GradientLimits& limits) {
-    check_gradient_dtype(problem.dtype);
-    return sm80_gradient::workspace_bytes(problem, limits);
+    return problem.dtype == DType::f32 ? f32::gradient_workspace_bytes(problem, limits)
+                                       : sm80_gradient::workspace_bytes(problem, limits);
   }
   static void backward(const BackwardArgs& args) {
-    check_gradient_dtype(args.problem.dtype);
-    sm80_gradient::backward(args);
+    return args.problem.dtype == DType::f32 ? f32::backward(args) : sm80_gradient::backward(args);
   }
   static std::vector<std::byte> gradient_image(const BackwardArgs& args) {
-    check_gradient_dtype(args.problem.dtype);
-    return sm80_gradient::step_image(args);
+    return args.problem.dtype == DType::f32 ? f32::gradient_image(args)
+                                            : sm80_gradient::step_image(args);
   }
 
   static constexpr GradientKernels kGradient{.packed_kv_bytes = packed_kv_bytes,

@@ -1,8 +1,7 @@
 // Kernels of rows.h.
 #pragma once
 
-#include "kernels/cuda/arithmetic.h"
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/delta.cuh"
 
 namespace cpattn::cuda {
 
@@ -41,52 +40,15 @@ __global__ void __launch_bounds__(kRowThreads) copy_kernel(const RowCopy copy) {
   for (std::int64_t i = lane; i < units; i += 32) to[i] = from[i];
 }
 
-inline constexpr int kDeltaRows = 32;
-inline constexpr int kDeltaStride = 33;  // a column of a tile lies in 32 different banks
-inline constexpr int kDeltaWarps = 4;
-inline constexpr std::size_t kDeltaSharedBytes =
-    sizeof(float) * kDeltaWarps * 2 * kDeltaRows * kDeltaStride;
-
-/// One warp for 32 rows of a head. A row's sum is one chain of fma, so a lane does a row, and tiles
-/// of 32 channels go through shared memory to be read from global memory side by side.
+/// One warp for 32 rows of a head.
 __global__ void __launch_bounds__(32 * kDeltaWarps) delta_kernel(const DeltaArgs args) {
   CP_DYNAMIC_SMEM(memory);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  float* out = reinterpret_cast<float*>(memory) + warp * 2 * kDeltaRows * kDeltaStride;
-  float* dout = out + kDeltaRows * kDeltaStride;
   const std::int64_t head = blockIdx.y;
   const std::int64_t first_row = (std::int64_t{blockIdx.x} * kDeltaWarps + warp) * kDeltaRows;
-  const std::int64_t row = first_row + lane;
-  bool is_used = false;
-  if (row < args.num_rows) {
-    is_used = args.lse.data[row * args.lse.row_stride + head * args.lse.head_stride] != -INFINITY;
-  }
-  const unsigned used = __ballot_sync(0xffffffffu, is_used);
-  float sum = 0.0f;
-  for (std::int64_t d = 0; d < args.value_dim; d += 32) {
-    CP_UNROLL_BY(2)  // more of them, and the code for sm_80 spills
-    for (int r = 0; r < kDeltaRows; ++r) {
-      if ((used >> r & 1u) == 0 || d + lane >= args.value_dim) continue;
-      const std::int64_t it = first_row + r;
-      out[r * kDeltaStride + lane] =
-          load_element(args.out.data, args.out.dtype,
-                       it * args.out.row_stride + head * args.out.head_stride + d + lane);
-      dout[r * kDeltaStride + lane] =
-          load_element(args.dout.data, args.dout.dtype,
-                       it * args.dout.row_stride + head * args.dout.head_stride + d + lane);
-    }
-    __syncwarp();
-    const int channels = args.value_dim - d < 32 ? static_cast<int>(args.value_dim - d) : 32;
-    for (int i = 0; is_used && i < channels; ++i) {
-      sum = fmaf(dout[lane * kDeltaStride + i], out[lane * kDeltaStride + i], sum);
-    }
-    __syncwarp();  // before the tiles are overwritten
-  }
-  if (row >= args.num_rows) return;
-  if (is_used && args.dlse.data != nullptr) {
-    sum -= args.dlse.data[row * args.dlse.row_stride + head * args.dlse.head_stride];
-  }
-  args.delta[head * args.num_rows + row] = sum;
+  const float delta = lane_delta(args, head, first_row, args.num_rows,
+                                 reinterpret_cast<float*>(memory) + warp * kDeltaWarpFloats);
+  if (first_row + lane < args.num_rows) args.delta[head * args.num_rows + first_row + lane] = delta;
 }
 
 }  // namespace cpattn::cuda

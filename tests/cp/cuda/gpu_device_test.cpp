@@ -54,6 +54,8 @@ TEST(GpuDevice, F32HasTheBitsOfTheCpu) {
     EXPECT_TRUE(gpu.forward.lse[i] == cpu.lse[i] ||
                 gpu.forward.lse[i] == std::nextafter(cpu.lse[i], gpu.forward.lse[i]));
   }
+  if (gpu.forward.lse != cpu.lse) return;  // what gradients are made of
+  EXPECT_TRUE(same(gpu.gradients, differentiate(problem, random_upstream(problem, 3), 2)));
 }
 
 // As a trainer lives it: three optimizer steps of several micro-batches; in each step the largest
@@ -67,12 +69,12 @@ std::vector<GpuResults> train(const AttentionCase& first, int world_size, bool i
   on_gpu_ranks(world_size, nccl_if_possible(world_size), [&](GpuRank& rank) {
     const auto plan = ContextParallelAttention(rank.transport, first.config, &rank.kernels())
                           .plan(problem_of(first));
-    if (rank.has_backward(first.dtype)) plan->prepare_backward();
+    plan->prepare_backward();
     const Shard& shard = plan->plan().shard();
     GpuTensors tensors(first, upstream, shard, *rank.device);
     const auto work = [&] {
       plan->forward(tensors.forward_views(), rank.queue());
-      if (rank.has_backward(first.dtype)) plan->backward(tensors.backward_views(), rank.queue());
+      plan->backward(tensors.backward_views(), rank.queue());
     };
     const auto reset_maxima = [&] {
       std::fill(tensors.maxima.begin(), tensors.maxima.end(), -kInf);
@@ -116,17 +118,20 @@ std::vector<GpuResults> train(const AttentionCase& first, int world_size, bool i
 }
 
 TEST(GpuDevice, StepsReplayedFromAGraphAreThoseRunEagerly) {
-  const AttentionCase problem = small_case(DType::bf16, MaskKind::causal);
-  const std::vector<GpuResults> alone = train(problem, 1, false);
-  for (const int world_size : {1, 2, 3}) {
-    const std::vector<GpuResults> eager = train(problem, world_size, false);
-    const bool is_replayed = nccl_if_possible(world_size) == GpuExchangeKind::nccl;
-    const std::vector<GpuResults> replayed = train(problem, world_size, is_replayed);
-    for (std::size_t step = 0; step < alone.size(); ++step) {
-      SCOPED_TRACE(cpattn::detail::concat("ranks ", world_size, ", step ", step));
-      EXPECT_TRUE(same(eager[step], alone[step]));
-      EXPECT_TRUE(same(replayed[step], alone[step]));
-      EXPECT_TRUE(std::isfinite(replayed[step].maxima[0]));
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const AttentionCase problem = small_case(dtype, MaskKind::causal);
+    const std::vector<GpuResults> alone = train(problem, 1, false);
+    for (const int world_size : {1, 2, 3}) {
+      const std::vector<GpuResults> eager = train(problem, world_size, false);
+      const bool is_replayed = nccl_if_possible(world_size) == GpuExchangeKind::nccl;
+      const std::vector<GpuResults> replayed = train(problem, world_size, is_replayed);
+      for (std::size_t step = 0; step < alone.size(); ++step) {
+        SCOPED_TRACE(
+            cpattn::detail::concat(name_of(dtype), ", ranks ", world_size, ", step ", step));
+        EXPECT_TRUE(same(eager[step], alone[step]));
+        EXPECT_TRUE(same(replayed[step], alone[step]));
+        EXPECT_TRUE(std::isfinite(replayed[step].maxima[0]));
+      }
     }
   }
 }

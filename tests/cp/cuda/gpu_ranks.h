@@ -36,10 +36,6 @@ struct GpuRank {
 
   const KernelTable& kernels() const { return backend->kernels(device); }
   Stream queue() const { return stream->get(); }
-  /// Whether its kernels have a backward for this type: where not, tests are of the forward.
-  bool has_backward(DType dtype) const {
-    return kernels().gradient.backward != nullptr && dtype != DType::f32;
-  }
   void finish() const { transport->synchronize(queue(), deadline_after(Seconds(60))); }
 };
 
@@ -197,7 +193,7 @@ inline GpuResults run_on_gpus(const AttentionCase& problem, int world_size,
     GpuTensors tensors(problem, upstream, plan->plan().shard(), *rank.device);
     for (int i = 0; i < repeats; ++i) {
       plan->forward(tensors.forward_views(), rank.queue());
-      if (rank.has_backward(problem.dtype)) plan->backward(tensors.backward_views(), rank.queue());
+      plan->backward(tensors.backward_views(), rank.queue());
     }
     rank.finish();
     tensors.fetch();

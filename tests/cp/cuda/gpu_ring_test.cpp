@@ -50,6 +50,21 @@ TEST_F(GpuRing, BitsDoNotDependOnWhenStreamsGetToTheirWork) {
   }
 }
 
+// Where lse is the C library's, which takes its logarithm on the doubles.
+TEST_F(GpuRing, F32GradientsHaveTheBitsOfTheCpu) {
+  for (const ShardingKind sharding : {ShardingKind::contiguous, ShardingKind::zigzag}) {
+    AttentionCase problem = small_case(DType::f32, MaskKind::causal);
+    problem.config.sharding = sharding;
+
+    const GpuResults gpu = run_on_gpus(problem, 3, GpuExchangeKind::nccl);
+
+    const Attended cpu = attend(problem, 3);
+    EXPECT_TRUE(bits_equal(gpu.forward.out, cpu.out));
+    EXPECT_TRUE(bits_equal(gpu.forward.lse, cpu.lse));
+    EXPECT_TRUE(same(gpu.gradients, differentiate(problem, random_upstream(problem, 3), 3)));
+  }
+}
+
 TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
   const AttentionCase problem = small_case(DType::bf16, MaskKind::causal);
   const Upstream upstream = random_upstream(problem, 3);
@@ -59,7 +74,7 @@ TEST_F(GpuRing, NothingIsAllocatedAfterTheFirstCall) {
     const GpuTensors tensors(problem, upstream, plan->plan().shard(), *rank.device);
     const auto step = [&] {
       plan->forward(tensors.forward_views(), rank.queue());
-      if (rank.has_backward(problem.dtype)) plan->backward(tensors.backward_views(), rank.queue());
+      plan->backward(tensors.backward_views(), rank.queue());
       rank.finish();
       rank.comm.barrier(deadline_after(Seconds(60)), "a step");
     };

@@ -44,7 +44,7 @@ class BackwardFaults : public HostTest {
     BackwardArgs args = runner.args();
     const Buffer image = testing::image_of(sm80_kernels().gradient.step_image, args);
     args.image = image.data();
-    const sm80_gradient::BackwardParams params = sm80_gradient::backward_params(args);
+    const BackwardParams params = backward_params(args);
     const std::uint32_t bytes = sm80_gradient::shared_bytes<C>(params);
     executor_.set_options(options_);
     launch(sm80_gradient::dkv_kernel<C, sm80_gradient::DkvPart::both>, dim3(1), dim3(C::kThreads),

@@ -11,8 +11,9 @@ constexpr std::size_t kLeastSharedBytes = 99 * 1024;
 
 const bool is_set = [] {
   static cuda_host::Executor executor({.max_shared_bytes = kLeastSharedBytes});
-  tested() = {
-      {&cuda::sm80_kernels()}, {DType::f16, DType::bf16}, {static_cast<cudaStream_t>(&executor)}};
+  tested() = {{&cuda::sm80_kernels()},
+              {DType::f32, DType::f16, DType::bf16},
+              {static_cast<cudaStream_t>(&executor)}};
   return true;
 }();
 

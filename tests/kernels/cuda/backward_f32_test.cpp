@@ -1,0 +1,262 @@
+// The f32 backward against the CPU's f32 engine: the same bits of dq, dk and dv, however it is cut,
+// ordered and executed. Accuracy is judged by the tests of all backends.
+#include "kernels/cuda/backward_f32.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cuda/gradient_slots.h"
+#include "kernels/cuda/kernel_table.h"
+#include "tests/kernels/cuda/host_test.h"
+#include "tests/support/attention_case.h"
+#include "tests/support/compare.h"
+#include "tests/support/run_gradient.h"
+
+namespace cpattn::cuda {
+namespace {
+
+using testing::bits_equal;
+using testing::GradientInputs;
+using testing::GradientRun;
+using testing::GradientRunner;
+using testing::Gradients;
+using testing::HostTensor;
+using testing::kInf;
+using testing::kNan;
+
+/// As little shared memory as any of the architectures has.
+constexpr std::size_t kLeastSharedBytes = 99 * 1024;
+
+const KernelTable& cpu_table() { return *available_kernels().front(); }
+
+void expect_equal(const Gradients& actual, const Gradients& expected) {
+  EXPECT_TRUE(bits_equal(actual.dq, expected.dq)) << "dq";
+  EXPECT_TRUE(bits_equal(actual.dk, expected.dk)) << "dk";
+  EXPECT_TRUE(bits_equal(actual.dv, expected.dv)) << "dv";
+}
+
+struct Shape {
+  std::int64_t rows, keys, heads, kv_heads, dim, value_dim;
+};
+
+/// Causal: bottom-right. With dlse where the seed is odd.
+GradientInputs make_inputs(const Shape& it, MaskKind mask, std::uint64_t seed) {
+  GradientInputs in = testing::random_gradient_inputs(
+      testing::make_shape(it.heads, it.kv_heads, it.dim, it.value_dim), it.rows, it.keys,
+      {mask, 1 + it.keys - it.rows}, DType::f32, seed);
+  for (std::int64_t i = 0; seed % 2 == 1 && i < it.rows * it.heads; ++i)
+    in.dlse.push_back(testing::random_normal(seed, static_cast<std::uint64_t>(i)));
+  return in;
+}
+
+/// The CPU's kernels get one thread: the thread sanitizer does not know OpenMP's barriers.
+Gradients run_on_cpu(const GradientInputs& in, GradientRun how = {}) {
+  how.num_threads = 1;
+  return testing::run_gradient(cpu_table(), in, how);
+}
+
+class BackwardF32 : public HostTest {
+ protected:
+  void SetUp() override {
+    HostTest::SetUp();
+    executor_.set_options({.max_shared_bytes = kLeastSharedBytes});
+    testing::tested().stream = {static_cast<cudaStream_t>(&executor_)};
+  }
+  void TearDown() override {
+    testing::tested().stream = {};
+    HostTest::TearDown();
+  }
+
+  /// Slots hold NaN before: what is read was written.
+  static void poison_slots(const BackwardArgs& args) {
+    std::fill_n(args.dq_slots, args.q_blocks.size() * dq_slot_bytes(args.problem), std::byte{0xff});
+    for (std::size_t i = 0; i < args.dkv_slots.size(); ++i) {
+      std::fill_n(args.dkv_slots[i], dkv_slot_bytes(args.problem, args.kv_blocks[i].num_keys),
+                  std::byte{0xff});
+    }
+  }
+
+  static Gradients run(const GradientInputs& in, const GradientRun& how = {}) {
+    GradientRunner runner(sm80_kernels(), in, how);
+    poison_slots(runner.args());
+    return runner.backward();
+  }
+
+  static void expect_bits_of_cpu(const GradientInputs& in, const GradientRun& how = {}) {
+    expect_equal(run(in, how), run_on_cpu(in, how));
+  }
+};
+
+TEST_F(BackwardF32, HeadSizes) {
+  std::uint64_t seed = 1;
+  for (const auto& [dim, value_dim] :
+       {std::pair{1, 1}, {8, 40}, {40, 8}, {64, 64}, {65, 63}, {96, 128}, {256, 130}, {30, 256}}) {
+    SCOPED_TRACE(::testing::Message() << dim << " and " << value_dim);
+    expect_bits_of_cpu(make_inputs({40, 150, 2, 1, dim, value_dim}, MaskKind::causal, ++seed),
+                       {.num_threads = 2});
+  }
+}
+
+TEST_F(BackwardF32, LengthsAroundTiles) {
+  std::uint64_t seed = 20;
+  for (const auto& [rows, keys] :
+       {std::pair{1, 1}, {47, 63}, {48, 64}, {49, 65}, {63, 127}, {64, 128}, {97, 129}, {130, 7}}) {
+    for (const MaskKind mask : {MaskKind::full, MaskKind::causal}) {
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << keys << " keys");
+      expect_bits_of_cpu(make_inputs({rows, keys, 1, 1, 16, 16}, mask, ++seed));
+    }
+  }
+}
+
+TEST_F(BackwardF32, GroupsOfHeads) {
+  std::uint64_t seed = 40;
+  for (const auto& [heads, kv_heads] : {std::pair{6, 2}, {3, 3}, {5, 1}}) {
+    SCOPED_TRACE(::testing::Message() << heads << " heads, " << kv_heads << " kv heads");
+    expect_bits_of_cpu(make_inputs({60, 70, heads, kv_heads, 20, 12}, MaskKind::causal, ++seed));
+  }
+}
+
+/// Chunks of q and of keys, tasks in either order, sums of leaves and continued sums.
+TEST_F(BackwardF32, ChunksAndSums) {
+  const GradientInputs in = make_inputs({130, 170, 2, 1, 24, 16}, MaskKind::causal, 51);
+  for (const GradientRun& how : {GradientRun{.row_chunk = 50, .key_chunk = 60},
+                                 {.row_chunk = 17, .keys_outermost = true},
+                                 {.row_chunk = 70, .key_chunk = 150, .continues = true}}) {
+    SCOPED_TRACE(how.row_chunk);
+    expect_bits_of_cpu(in, how);
+  }
+}
+
+TEST_F(BackwardF32, EveryWayToExecuteIt) {
+  const GradientInputs in = make_inputs({70, 140, 2, 1, 20, 12}, MaskKind::causal, 61);
+  const GradientRun how{.row_chunk = 50, .num_threads = 2};
+  const Gradients expected = run_on_cpu(in, how);
+  in_all_modes([&] { expect_equal(run(in, how), expected); });
+}
+
+TEST_F(BackwardF32, AnyNumberOfThreadBlocks) {
+  const GradientInputs in = make_inputs({140, 150, 4, 2, 16, 16}, MaskKind::causal, 62);
+  const Gradients expected = run_on_cpu(in);
+  for (const int blocks : {1, 2, 5, 100}) {
+    GradientRunner runner(sm80_kernels(), in, {.num_threads = blocks});
+    BackwardArgs args = runner.args();
+    const Buffer image = testing::image_of(f32::gradient_image, args);
+    args.image = image.data();
+    executor_.reset_counters();
+    f32::backward(args);
+    // dk, dv: 3 tiles of 64 keys x 2 heads; dq: 3 tiles of 64 rows x 4 heads.
+    EXPECT_EQ(executor_.counters().blocks,
+              static_cast<std::uint64_t>(std::min(blocks, 6) + std::min(blocks, 12)));
+    sm80_kernels().gradient.sum_dkv(runner.sum_args());
+    expect_equal(runner.result(), expected);
+  }
+}
+
+/// A step is any run of tasks: slots carry what was begun.
+TEST_F(BackwardF32, StepsChangeNothing) {
+  for (const bool continues : {false, true}) {
+    const GradientInputs in = make_inputs({100, 150, 2, 1, 24, 16}, MaskKind::causal, 63);
+    const GradientRun how{.row_chunk = 40, .key_chunk = 60, .continues = continues};
+    const Gradients expected = run_on_cpu(in, how);
+    for (const std::size_t tasks_per_step : {1u, 2u, 5u}) {
+      GradientRunner runner(sm80_kernels(), in, how);
+      poison_slots(runner.args());
+      const std::span<const GradientTask> all = runner.args().tasks;
+      for (std::size_t first = 0; first < all.size(); first += tasks_per_step) {
+        BackwardArgs args = runner.args();
+        args.tasks = all.subspan(first, std::min(tasks_per_step, all.size() - first));
+        const Buffer image = testing::image_of(sm80_kernels().gradient.step_image, args);
+        args.image = image.data();
+        sm80_kernels().gradient.backward(args);
+      }
+      sm80_kernels().gradient.sum_dkv(runner.sum_args());
+      expect_equal(runner.result(), expected);
+    }
+  }
+}
+
+TEST_F(BackwardF32, ScalesAndTypesOfGradients) {
+  GradientInputs in = make_inputs({50, 90, 2, 2, 12, 10}, MaskKind::causal, 71);
+  for (const double scale : {-0.3, 0.0, 30.0}) {
+    in.shape.softmax_scale = scale;
+    expect_bits_of_cpu(in);
+  }
+  in = make_inputs({50, 90, 2, 2, 12, 10}, MaskKind::causal, 72);
+  in.out_dtype = DType::bf16;
+  in.dout = HostTensor(DType::f16, in.dout.shape()).fill_normal(73);
+  for (const DType dtype : {DType::f16, DType::bf16})
+    expect_bits_of_cpu(in, {.gradient_dtype = dtype});
+}
+
+TEST_F(BackwardF32, ExtremeLogits) {
+  GradientInputs in = make_inputs({40, 300, 1, 1, 24, 24}, MaskKind::causal, 81);
+  in.q.fill_normal(82, 300.0f);
+  expect_bits_of_cpu(in);
+  in.q.fill_normal(83, 1e-30f);
+  in.k.fill_normal(84, 1e-12f);  // products that underflow
+  expect_bits_of_cpu(in);
+}
+
+/// Rows 0 to 29 see nothing; row 95 sees logits of -inf only.
+TEST_F(BackwardF32, EmptyRowsAndHiddenPoison) {
+  GradientInputs in = make_inputs({100, 70, 2, 1, 20, 20}, MaskKind::causal, 85);
+  for (std::int64_t d = 0; d < 20; ++d) in.q.set(95, 0, d, d == 0 ? -kInf : 0.0f);
+  for (std::int64_t key = 0; key < 70; ++key)
+    in.k.set(key, 0, 0, 1.0f + std::abs(in.k.at(key, 0, 0)));
+  const GradientRun how{.row_chunk = 60, .key_chunk = 40};
+  const Gradients expected = run_on_cpu(in, how);
+  EXPECT_EQ(expected.dq.at(3, 0, 0), 0.0f);
+  EXPECT_EQ(expected.dq.at(95, 0, 0), 0.0f);
+  EXPECT_FALSE(std::isnan(expected.dk.at(0, 0, 0)));
+  expect_equal(run(in, how), expected);
+  for (const float poison : {kNan, kInf, -kInf}) {
+    GradientInputs poisoned = in;
+    for (std::int64_t d = 0; d < 20; ++d) {
+      poisoned.k.set(69, 0, d, poison);  // seen by row 99 alone
+      poisoned.v.set(69, 0, d, poison);
+      for (std::int64_t row = 0; row < 30; ++row) {
+        poisoned.q.set(row, 1, d, poison);
+        poisoned.dout.set(row, 1, d, poison);
+      }
+    }
+    const Gradients result = run(poisoned, how);
+    for (std::int64_t row = 0; row < 99; ++row)
+      for (std::int64_t d = 0; d < 20; ++d)
+        ASSERT_EQ(result.dq.bits_at(row, 1, d), expected.dq.bits_at(row, 1, d)) << row;
+    EXPECT_TRUE(std::isnan(result.dq.at(99, 1, 19)));
+  }
+}
+
+/// Odd strides, and padding that holds NaN before, in what is read and in what is written.
+TEST_F(BackwardF32, StridesAndPoisonedPadding) {
+  const GradientInputs in = make_inputs({66, 130, 2, 2, 19, 13}, MaskKind::causal, 87);
+  GradientInputs strided = in;
+  strided.q = in.q.with_strides({2 * 23 + 5, 23, 1});
+  strided.k = in.k.with_strides({2 * 20, 20, 1});
+  strided.v = in.v.with_strides({15, 15 * 130, 1});  // heads outermost
+  strided.dout = in.dout.with_strides({2 * 13 + 1, 13, 1});
+  const GradientRun how{.row_chunk = 40, .key_chunk = 70};
+  GradientRunner runner(sm80_kernels(), strided, how);
+  poison_slots(runner.args());
+  runner.result() = {HostTensor(DType::f32, in.q.shape(), {19, 19 * 67, 1}),
+                     HostTensor(DType::f32, in.k.shape(), {2 * 21 + 3, 21, 1}),
+                     HostTensor(DType::f32, in.v.shape(), {17, 17 * 130, 1})};
+  expect_equal(runner.backward(), run_on_cpu(in, how));
+}
+
+TEST_F(BackwardF32, WhatCannotBeRunIsRefused) {
+  const GradientInputs in = make_inputs({20, 20, 1, 1, 16, 16}, MaskKind::causal, 88);
+  GradientRunner runner(sm80_kernels(), in);
+  BackwardArgs args = runner.args();
+  args.image = nullptr;
+  EXPECT_THROW(f32::backward(args), InvalidArgument);
+  args.tasks = {};
+  EXPECT_NO_THROW(f32::backward(args));
+  args = runner.args();
+  ++args.dq_slots;
+  EXPECT_THROW(f32::backward(args), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cpattn::cuda
