@@ -1,8 +1,12 @@
 #include "cp/context_parallel.h"
 
+#include <algorithm>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include "cp/ring_setup.h"
+#include "cp/tensor_check.h"
 #include "src/base/error.h"
 #include "src/base/json_text.h"
 
@@ -11,6 +15,9 @@ namespace {
 
 /// The check that all ranks make together when a problem is planned.
 constexpr std::string_view kPlanCheck = "plan check";
+
+/// head_maxima of a head of which nothing was observed.
+constexpr float kUnobserved = -std::numeric_limits<float>::infinity();
 
 /// Every reason why this problem cannot run on this group.
 std::vector<std::string> refusals_of(const Problem& problem, const CpConfig& config,
@@ -47,6 +54,15 @@ Plan planned_together(ShardTransport& transport, const CpConfig& config, const K
   return Plan(problem, config, kernels, group.rank(), group.size());
 }
 
+/// A host can write them by itself, whenever.
+Buffer unobserved_maxima(Device& device, std::int64_t num_heads) {
+  if (device.kind() == DeviceKind::cpu) return {};
+  const std::vector<float> values(static_cast<std::size_t>(num_heads), kUnobserved);
+  Buffer there = device.allocate(values.size() * sizeof(float));
+  device.upload(there.data(), std::as_bytes(std::span(values)));
+  return there;
+}
+
 }  // namespace
 
 // Destroyed from the bottom up: what reads the plan and the group goes before them.
@@ -56,12 +72,14 @@ struct PlannedAttention::State {
   RingAttention attention;
   std::unique_ptr<GradientPlan> gradient_plan;
   std::unique_ptr<RingGradient> gradient;
+  Buffer unobserved;  // [Hq] of -inf on a GPU: what head_maxima is reset from
 
   State(std::shared_ptr<ShardTransport> ranks, const CpConfig& config, const KernelTable& kernels,
         const Problem& problem)
       : group(std::move(ranks)),
         plan(planned_together(*group, config, kernels, problem)),
-        attention(plan, *group) {}
+        attention(plan, *group),
+        unobserved(unobserved_maxima(group->device(), plan.problem().shape.num_heads)) {}
 };
 
 PlannedAttention::PlannedAttention(std::shared_ptr<ShardTransport> group, const CpConfig& config,
@@ -100,13 +118,29 @@ RingGradient& PlannedAttention::gradient() {
   return *state_->gradient;
 }
 
-void PlannedAttention::refuse_forward(std::string_view why) {
-  refuse_tensors_together(plan(), transport(), why.empty() ? "refused" : why, {});
+void PlannedAttention::reset_head_maxima(const TensorView<float, 1>& head_maxima, Stream stream) {
+  const std::int64_t num_heads = plan().problem().shape.num_heads;
+  Device& device = transport().device();
+  TensorCheck check(device);
+  check.vector("head_maxima", head_maxima, num_heads);
+  require(head_maxima.data != nullptr, "rank ", group().rank(), ": head_maxima: null");
+  require(check.problems().empty(), "rank ", group().rank(), ": ", check.problems());
+  const std::string problem = device.problem_with(stream);
+  require(problem.empty(), "rank ", group().rank(), ": ", problem);
+  if (device.kind() == DeviceKind::cpu) {
+    std::fill_n(head_maxima.data, num_heads, kUnobserved);
+  } else {
+    device.copy(reinterpret_cast<std::byte*>(head_maxima.data), state_->unobserved.bytes(), stream);
+  }
 }
 
-void PlannedAttention::refuse_backward(std::string_view why) {
-  gradient();  // what the others do first
-  refuse_forward(why);
+void PlannedAttention::refuse_forward(std::string_view why, Stream stream) {
+  refuse_call(plan(), transport(), why.empty() ? "refused" : why, stream);
+}
+
+void PlannedAttention::refuse_backward(std::string_view why, Stream stream) {
+  if (!transport().device().is_capturing(stream)) gradient();  // what the others do first
+  refuse_forward(why, stream);
 }
 
 ContextParallelAttention::ContextParallelAttention(std::shared_ptr<ShardTransport> group,

@@ -6,8 +6,8 @@
 //   plan->forward({q, k, v, out, lse});                                       // per layer
 //   plan->backward({q, k, v, out, lse, dout, {}, dq, dk, dv});
 //
-// A group is a ShardTransport: a Communicator for shards in host memory; for shards on a GPU what
-// cp/cuda.h makes, with a stream as second argument of forward() and backward().
+// A group is a ShardTransport: a Communicator for shards in host memory; a GpuGroup for shards on a
+// GPU (cp/gpu_group.h), with a stream as second argument of forward() and backward().
 //
 // Policy: no globals; the group belongs to the handle and is never remembered anywhere else, so any
 // number of handles on any groups live side by side. Everything a call needs is decided and
@@ -80,10 +80,15 @@ class PlannedAttention {
   /// Collective.
   void prepare_backward();
 
+  /// Makes `head_maxima` (ForwardTensors) "nothing observed", -inf, in the order of `stream`, which
+  /// may be in capture. Not collective. InvalidArgument for another shape or a wrong place.
+  void reset_head_maxima(const TensorView<float, 1>& head_maxima, Stream stream = {});
+
   /// Takes part in the other ranks' forward() or backward() only to refuse it: InvalidArgument on
-  /// every rank. For bindings, whose own arguments may be wrong before there are tensors to pass.
-  void refuse_forward(std::string_view why);
-  void refuse_backward(std::string_view why);
+  /// every rank (in capture, where nothing moves, on this one). For bindings, whose own arguments
+  /// may be wrong before there are tensors to pass; `stream`: the call's, where it is known.
+  void refuse_forward(std::string_view why, Stream stream = {});
+  void refuse_backward(std::string_view why, Stream stream = {});
 
  private:
   struct State;

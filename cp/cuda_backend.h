@@ -4,13 +4,11 @@
 //
 //   auto backend = cpattn::CudaBackend::open();
 //   std::shared_ptr<cpattn::Device> gpu = backend->open_device(0);
-//   auto group = backend->nccl_transport(my_ranks, gpu, nullptr, timeout);  // any Communicator
-//   cpattn::ContextParallelAttention attention(group, {.chunk_tokens = 4096},
-//                                              &backend->kernels(gpu));
-//   plan->forward(tensors_in_device_memory, {my_cuda_stream});
+//   auto stream = backend->make_stream(gpu);
 //
 // Once opened, the object stays open for good. A backend must outlive the plans that use its
-// kernels; devices, streams and transports may outlive it.
+// kernels; devices, streams and transports may outlive it. A GpuGroup (cp/gpu_group.h) sees to
+// that, and is what an attention on GPUs is made from.
 #pragma once
 
 #include <cstddef>
@@ -119,7 +117,7 @@ class CudaBackend {
 
 /// What the shared object exports: the backend, or null when `interface` is not the one it was
 /// built with. The caller deletes it before it closes the object.
-inline constexpr std::uint32_t kCudaBackendInterface = 2;
+inline constexpr std::uint32_t kCudaBackendInterface = 3;
 inline constexpr const char* kCudaBackendSymbol = "cpattn_cuda_backend";
 using MakeCudaBackend = CudaBackend* (*)(std::uint32_t interface);
 

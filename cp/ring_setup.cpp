@@ -3,6 +3,16 @@
 #include "src/base/error.h"
 
 namespace cpattn {
+namespace {
+
+/// The check that all ranks make together when a pass begins.
+constexpr std::string_view kTensorCheck = "tensor check";
+
+Clock::time_point check_deadline(const Plan& plan) {
+  return deadline_after(Seconds(plan.config().timeout_seconds));
+}
+
+}  // namespace
 
 RingOptions ring_options(const Plan& plan) {
   return {.direction = plan.schedule().direction,
@@ -44,16 +54,21 @@ void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::s
   std::string refusal(mine);
   if (const std::string problem = device.problem_with(stream); !problem.empty())
     refusal += (refusal.empty() ? "" : "; ") + problem;
-  if (!device.is_capturing(stream)) {
-    return refuse_together(comm, refusal, deadline_after(Seconds(plan.config().timeout_seconds)),
-                           "tensor check");
-  }
+  if (!device.is_capturing(stream))
+    return refuse_together(comm, refusal, check_deadline(plan), kTensorCheck);
   if (!transport.can_capture()) {
     refusal += detail::concat(refusal.empty() ? "" : "; ",
                               "stream: in capture, expected none: ", "transport ",
                               transport.transport(), " moves bytes by the host");
   }
   require(refusal.empty(), "rank ", comm.rank(), ": ", refusal);
+}
+
+void refuse_call(const Plan& plan, ShardTransport& transport, std::string_view why, Stream stream) {
+  Communicator& comm = transport.control();
+  if (!transport.device().is_capturing(stream))
+    refuse_together(comm, why, check_deadline(plan), kTensorCheck);
+  throw InvalidArgument(detail::concat("rank ", comm.rank(), ": ", why));
 }
 
 }  // namespace cpattn

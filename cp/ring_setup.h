@@ -29,4 +29,9 @@ ShardTransport& agreed(const Plan& plan, std::string_view lines, ShardTransport&
 void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::string_view mine,
                              Stream stream);
 
+/// The same of a call that cannot even be stated, for `why`, which is not empty; always throws.
+/// Where `stream` is not known, none: then it is taken for one that is not in capture.
+[[noreturn]] void refuse_call(const Plan& plan, ShardTransport& transport, std::string_view why,
+                              Stream stream);
+
 }  // namespace cpattn

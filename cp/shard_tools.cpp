@@ -25,6 +25,20 @@ void for_each_row(const std::vector<OwnedChunk>& chunks, std::int64_t heads, con
   }
 }
 
+/// The same of tensors that the host copies.
+std::string host_misfit(const AnyConstTensor& global, const AnyConstTensor& local,
+                        const std::vector<OwnedChunk>& chunks) {
+  std::string text = rows_misfit(global, local, chunks);
+  const CpuDevice host;
+  for (const auto* tensor : {&global, &local}) {
+    const std::string place = host.problem_with(tensor->data);
+    if (place.empty()) continue;
+    const char* name = tensor == &global ? "global: " : "local: ";
+    text += detail::concat(text.empty() ? "" : "; ", name, place);
+  }
+  return text;
+}
+
 const Document& document_of(const SequenceBatch& batch, const OwnedChunk& chunk) {
   const auto document = static_cast<std::size_t>(chunk.document);
   require(document < batch.documents.size(), "a chunk of document ", chunk.document,
@@ -71,7 +85,7 @@ std::string rows_misfit(const AnyConstTensor& global, const AnyConstTensor& loca
 
 void shard_rows(const AnyConstTensor& global, const std::vector<OwnedChunk>& chunks,
                 const AnyTensor& local) {
-  const std::string problem = rows_misfit(global, local, chunks);
+  const std::string problem = host_misfit(global, local, chunks);
   require(problem.empty(), problem);
   for_each_row(chunks, local.shape[1], [&](std::int64_t from, std::int64_t to, std::int64_t head) {
     std::memcpy(local.row(to, head), global.row(from, head), bytes_of_row(global));
@@ -80,7 +94,7 @@ void shard_rows(const AnyConstTensor& global, const std::vector<OwnedChunk>& chu
 
 void unshard_rows(const AnyConstTensor& local, const std::vector<OwnedChunk>& chunks,
                   const AnyTensor& global) {
-  const std::string problem = rows_misfit(global, local, chunks);
+  const std::string problem = host_misfit(global, local, chunks);
   require(problem.empty(), problem);
   for_each_row(chunks, local.shape[1], [&](std::int64_t to, std::int64_t from, std::int64_t head) {
     std::memcpy(global.row(to, head), local.row(from, head), bytes_of_row(local));
@@ -106,7 +120,7 @@ void all_gather_rows(Communicator& comm, const Sharding& sharding, ShardSide sid
     problem =
         detail::concat("a sharding over ", sharding.shards.size(), " ranks, expected ", ranks);
   } else {
-    problem = rows_misfit(global, local, chunks_of(me));
+    problem = host_misfit(global, local, chunks_of(me));
     std::int64_t needed = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank)
       needed = std::max(needed, rows_spanned(chunks_of(rank)));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cp/config.h"
+#include "cp/gpu_group.h"
 #include "kernels/kernel_table.h"
 #include "launch/inputs.h"
 #include "src/base/dtype.h"
@@ -46,20 +47,6 @@ struct EnumNames<LaneDevice> {
       NamedValue<LaneDevice>{LaneDevice::cpu, "cpu"},
       NamedValue<LaneDevice>{LaneDevice::cuda, "cuda"},
       NamedValue<LaneDevice>{LaneDevice::cpu_vs_cuda, "cpu-vs-cuda"}};
-};
-
-/// What moves shards between GPUs.
-enum class GpuExchange {
-  automatic,  ///< nccl where every rank of a host has a GPU of its own, else host
-  nccl,
-  host,  ///< messages of the ranks, through host memory
-};
-
-template <>
-struct EnumNames<GpuExchange> {
-  static constexpr std::array kValues{NamedValue<GpuExchange>{GpuExchange::automatic, "auto"},
-                                      NamedValue<GpuExchange>{GpuExchange::nccl, "nccl"},
-                                      NamedValue<GpuExchange>{GpuExchange::host, "host"}};
 };
 
 /// What `bench` measures.

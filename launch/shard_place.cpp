@@ -13,21 +13,6 @@ std::shared_ptr<Communicator> borrowed(Communicator& comm) {
   return {std::shared_ptr<void>(), &comm};
 }
 
-bool use_nccl(const RunConfig& config, int local_ranks, int num_gpus) {
-  const bool has_one_each = local_ranks <= num_gpus;
-  switch (config.exchange) {
-    case GpuExchange::automatic:
-      return has_one_each;
-    case GpuExchange::nccl:
-      require(has_one_each, "exchange is nccl with ", local_ranks, " ranks of a host on ", num_gpus,
-              " GPUs: expected one for each, or exchange host");
-      return true;
-    case GpuExchange::host:
-      return false;
-  }
-  return false;
-}
-
 template <class T>
 std::size_t bytes_of(const BasicAnyTensor<T>& tensor) {
   return static_cast<std::size_t>(tensor.shape[0] * tensor.shape[1] * tensor.shape[2]) *
@@ -44,28 +29,31 @@ ShardPlace ShardPlace::on_cpu(const RunConfig& config) {
 
 ShardPlace ShardPlace::on_gpu(const RunConfig& config, World& world) {
   ShardPlace place;
-  place.backend_ = CudaBackend::open(config.cuda_backend);
-  const std::string refusal = place.backend_->refusal();
+  const std::shared_ptr<CudaBackend> backend = CudaBackend::open(config.cuda_backend);
+  const std::string refusal = backend->refusal();
   require<Unsupported>(refusal.empty(), "device cuda: ", refusal);
-  const auto num_gpus = static_cast<int>(place.backend_->devices().size());
-  place.device_ = place.backend_->open_device(world.local_rank % num_gpus);
-  const std::shared_ptr<Device>& device = place.device_;
-  place.kernels_ = &place.backend_->kernels(device);
-  place.stream_ = place.backend_->make_stream(device);
-  const std::shared_ptr<Communicator> comm = borrowed(world.comm);
-  place.gpu_ = use_nccl(config, world.local_ranks, num_gpus)
-                   ? place.backend_->nccl_transport(comm, device, nullptr,
-                                                    Seconds(config.cp_config.timeout_seconds))
-                   : place.backend_->host_transport(comm, device);
+  const auto num_gpus = static_cast<int>(backend->devices().size());
+  require(config.exchange != GpuExchange::nccl || world.local_ranks <= num_gpus,
+          "exchange is nccl with ", world.local_ranks, " ranks of a host on ", num_gpus,
+          " GPUs: expected one for each, or exchange host");
+  place.gpu_ =
+      GpuGroup::make(borrowed(world.comm), {.device = world.local_rank % num_gpus,
+                                            .exchange = config.exchange,
+                                            .nccl_comm = nullptr,
+                                            .backend = config.cuda_backend,
+                                            .allocator = {},
+                                            .timeout = Seconds(config.cp_config.timeout_seconds)});
+  place.kernels_ = &place.gpu_->kernels();
+  place.stream_ = place.gpu_->make_stream();
   return place;
 }
 
 std::string ShardPlace::description() const {
-  return detail::concat(backend_->description(), "; ", device_->description());
+  return detail::concat(gpu_->backend()->description(), "; ", gpu_->device().description());
 }
 
 std::unique_ptr<OwnedGraph> ShardPlace::capture(const std::function<void()>& work) const {
-  return backend_->capture(device_, stream(), work);
+  return gpu_->capture(stream(), work);
 }
 
 std::byte* PlacedTensors::place(const void* data, std::size_t size_bytes) {

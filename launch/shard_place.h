@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cp/cuda_backend.h"
+#include "cp/gpu_group.h"
 #include "launch/run_config.h"
 #include "launch/world.h"
 #include "src/base/tensor_view.h"
@@ -26,12 +26,15 @@ class ShardPlace {
 
   const KernelTable& kernels() const { return *kernels_; }
   /// `comm`, or what moves the shards of GPUs.
-  ShardTransport& transport(Communicator& comm) const { return gpu_ ? *gpu_ : comm; }
+  ShardTransport& transport(Communicator& comm) const {
+    if (gpu_ != nullptr) return *gpu_;
+    return comm;
+  }
   Stream stream() const { return stream_ ? stream_->get() : Stream{}; }
   /// Of a GPU: what it is and runs on; begins as CudaBackend::description() does.
   std::string description() const;
   /// Whether the backend was linked with doubles of CUDA: then no time says anything of a GPU.
-  bool is_double() const { return backend_->description().starts_with("doubles"); }
+  bool is_double() const { return gpu_->backend()->description().starts_with("doubles"); }
   /// Of a GPU: see CudaBackend::capture().
   std::unique_ptr<OwnedGraph> capture(const std::function<void()>& work) const;
   /// Threads of a rank do not matter on a GPU.
@@ -40,9 +43,7 @@ class ShardPlace {
  private:
   ShardPlace() = default;
 
-  std::shared_ptr<CudaBackend> backend_;
-  std::shared_ptr<Device> device_;
-  std::shared_ptr<ShardTransport> gpu_;
+  std::shared_ptr<GpuGroup> gpu_;
   std::unique_ptr<OwnedStream> stream_;
   const KernelTable* kernels_ = nullptr;
 };

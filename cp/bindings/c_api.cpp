@@ -32,7 +32,7 @@ void give_mpi_group(MPI_Comm comm, const cpattn_group_options* options, cpattn_g
         return options_of(options);
       },
       [&](const char* why) { MpiCommunicator::refuse(comm, why); });
-  give(group, std::make_shared<MpiCommunicator>(comm, known));
+  give(group, std::make_shared<Group>(std::make_shared<MpiCommunicator>(comm, known)));
 }
 #else
 [[noreturn]] void refuse_mpi() {
@@ -61,6 +61,8 @@ const char* cpattn_status_name(cpattn_status status) {
       return "internal error";
     case CPATTN_OUT_OF_MEMORY:
       return "out of memory";
+    case CPATTN_DEVICE_ERROR:
+      return "device error";
   }
   return "not a status";
 }
@@ -68,7 +70,7 @@ const char* cpattn_status_name(cpattn_status status) {
 cpattn_status cpattn_group_self(cpattn_group** group) {
   return c::guarded([&] {
     c::require_place(group, "group");
-    c::give(group, std::make_shared<SelfCommunicator>());
+    c::give(group, std::make_shared<c::Group>(std::make_shared<SelfCommunicator>()));
   });
 }
 
@@ -106,17 +108,17 @@ cpattn_status cpattn_group_from_mpi_fortran(int, const cpattn_group_options*, cp
 
 cpattn_status cpattn_group_rank(cpattn_group* group, int* rank) {
   return c::guarded([&] {
-    const auto comm = c::object_of(group);
+    const auto object = c::object_of(group);
     require(rank != nullptr, "rank: NULL");
-    *rank = comm->rank();
+    *rank = object->ranks->rank();
   });
 }
 
 cpattn_status cpattn_group_size(cpattn_group* group, int* size) {
   return c::guarded([&] {
-    const auto comm = c::object_of(group);
+    const auto object = c::object_of(group);
     require(size != nullptr, "size: NULL");
-    *size = comm->size();
+    *size = object->ranks->size();
   });
 }
 
@@ -128,12 +130,16 @@ cpattn_status cpattn_attention_create(cpattn_group* group, const cpattn_setting*
                                       size_t num_settings, cpattn_attention** attention) {
   return c::guarded([&] {
     c::require_place(attention, "attention");
-    auto comm = c::object_of(group);
+    const auto object = c::object_of(group);
     require(settings != nullptr || num_settings == 0, "settings: NULL, but num_settings is ",
             num_settings);
     const c::Settings parsed = c::settings_of({settings, num_settings});
-    c::give(attention, std::make_shared<ContextParallelAttention>(std::move(comm), parsed.config,
-                                                                  parsed.kernels));
+    const bool is_on_gpu = object->gpu != nullptr;
+    require(!is_on_gpu || parsed.kernels == nullptr,
+            "isa is set, expected none: the kernels are those of the GPU");
+    c::give(attention, std::make_shared<ContextParallelAttention>(
+                           object->shards(), parsed.config,
+                           is_on_gpu ? &object->gpu->kernels() : parsed.kernels));
   });
 }
 
@@ -181,15 +187,21 @@ cpattn_status cpattn_plan_free(cpattn_plan** plan) {
 cpattn_status cpattn_forward(cpattn_plan* plan, const cpattn_forward_tensors* tensors) {
   return c::guarded([&] {
     const auto object = c::object_of(plan);
-    object->forward(c::made_or_refused([&] { return c::tensors_of(tensors); },
-                                       [&](const char* why) { object->refuse_forward(why); }));
+    const Stream stream = c::stream_of(tensors);
+    object->forward(
+        c::made_or_refused([&] { return c::tensors_of(tensors); },
+                           [&](const char* why) { object->refuse_forward(why, stream); }),
+        stream);
   });
 }
 
 cpattn_status cpattn_backward(cpattn_plan* plan, const cpattn_backward_tensors* tensors) {
   return c::guarded([&] {
     const auto object = c::object_of(plan);
-    object->backward(c::made_or_refused([&] { return c::tensors_of(tensors); },
-                                        [&](const char* why) { object->refuse_backward(why); }));
+    const Stream stream = c::stream_of(tensors);
+    object->backward(
+        c::made_or_refused([&] { return c::tensors_of(tensors); },
+                           [&](const char* why) { object->refuse_backward(why, stream); }),
+        stream);
   });
 }

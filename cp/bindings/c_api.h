@@ -45,7 +45,8 @@ typedef enum cpattn_status {
   CPATTN_UNSUPPORTED = 2,      /* a part that was not compiled in, or that this machine lacks */
   CPATTN_COMM_ERROR = 3,       /* a peer failed or is late; the group must not be used again */
   CPATTN_INTERNAL_ERROR = 4,   /* a bug of ours */
-  CPATTN_OUT_OF_MEMORY = 5
+  CPATTN_OUT_OF_MEMORY = 5,
+  CPATTN_DEVICE_ERROR = 6 /* a call of CUDA failed: a GPU or its driver */
 } cpattn_status;
 
 const char* cpattn_status_name(cpattn_status status);
@@ -88,6 +89,45 @@ cpattn_status cpattn_group_from_mpi_fortran(int mpi_comm, const cpattn_group_opt
 cpattn_status cpattn_group_rank(cpattn_group* group, int* rank);
 cpattn_status cpattn_group_size(cpattn_group* group, int* size);
 cpattn_status cpattn_group_free(cpattn_group** group);
+
+/* ---- GPUs ---- */
+
+/* What moves shards between GPUs. */
+typedef enum cpattn_exchange {
+  CPATTN_EXCHANGE_AUTO = 0, /* NCCL where every rank has a GPU of its own, else the host */
+  CPATTN_EXCHANGE_NCCL = 1,
+  CPATTN_EXCHANGE_HOST = 2 /* the group's messages, through host memory; cannot be captured */
+} cpattn_exchange;
+
+typedef struct cpattn_cuda_options {
+  size_t struct_size;
+  int device;               /* ordinal, as the CUDA runtime of this process counts */
+  cpattn_exchange exchange; /* equal on all ranks */
+  void* nccl_comm; /* an ncclComm_t of the same ranks on these GPUs, which nobody else uses while a
+                    * plan does and which outlives all plans; NULL: one is made. After a
+                    * CPATTN_COMM_ERROR it may have been aborted: do not destroy it then. */
+  const char* backend;    /* path of libcpattn_cuda.so; NULL: the one installed beside libcpattn */
+  double timeout_seconds; /* of this call, 0.001 to 86400 */
+} cpattn_cuda_options;
+static inline cpattn_cuda_options cpattn_cuda_options_init(void) {
+  cpattn_cuda_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.timeout_seconds = 60.0;
+  return options;
+}
+
+/* Collective: the same ranks with their shards in the memory of a GPU each. What is made from
+ * `cuda_group` takes device pointers, multiples of 16, and a stream with every call; it returns
+ * before the work is done. "isa" is refused in its settings, "threads" means nothing. The functions
+ * below "what follows the tokens" and the ordered sum take host memory as ever.
+ *
+ * Refused on all ranks with one text: CPATTN_UNSUPPORTED where a rank has no backend, no driver or
+ * one older than the runtime, no GPU, or one older than sm_80; CPATTN_INVALID_ARGUMENT for a device
+ * that is not there, two ranks on one GPU with NCCL, an NCCL communicator that was destroyed or is
+ * of other ranks or of another GPU. */
+cpattn_status cpattn_group_on_cuda(cpattn_group* group, const cpattn_cuda_options* options,
+                                   cpattn_group** cuda_group);
 
 /* ---- attention: a group and its settings ---- */
 
@@ -224,6 +264,12 @@ typedef struct cpattn_forward_tensors {
   cpattn_tensor v;   /* [kv_rows, num_kv_heads, value_dim] */
   cpattn_tensor out; /* written: [q_rows, num_heads, value_dim], out_dtype */
   cpattn_matrix lse; /* written: [q_rows, num_heads] */
+  /* [num_heads], contiguous, or NULL: head_maxima[h] becomes the larger of what it was and the
+   * largest visible softmax_scale * q.k of this rank's rows, head by head; a NaN stays. Begin with
+   * cpattn_reset_head_maxima(); cpattn_max_over_ranks() makes it the group's. */
+  float* head_maxima;
+  void* stream; /* on a GPU: a cudaStream_t of it, not the legacy default stream; may be in capture.
+                 * NULL on the CPU */
 } cpattn_forward_tensors;
 static inline cpattn_forward_tensors cpattn_forward_tensors_init(void) {
   cpattn_forward_tensors tensors;
@@ -241,6 +287,7 @@ typedef struct cpattn_backward_tensors {
   cpattn_tensor dq;   /* written; any type */
   cpattn_tensor dk;
   cpattn_tensor dv;
+  void* stream; /* as in the forward */
 } cpattn_backward_tensors;
 static inline cpattn_backward_tensors cpattn_backward_tensors_init(void) {
   cpattn_backward_tensors tensors;
@@ -249,9 +296,28 @@ static inline cpattn_backward_tensors cpattn_backward_tensors_init(void) {
   return tensors;
 }
 
-/* Collective. Outputs overlap neither inputs nor each other. */
+/* Collective. Outputs overlap neither inputs nor each other. All memory is where the group's shards
+ * are; memory that is elsewhere is refused by name. A capture is all ranks' together, and what is
+ * refused in one is refused by the rank that asked for it, for nothing moves then. */
 cpattn_status cpattn_forward(cpattn_plan* plan, const cpattn_forward_tensors* tensors);
 cpattn_status cpattn_backward(cpattn_plan* plan, const cpattn_backward_tensors* tensors);
+
+/* Collective: takes the backward's memory now, not in the first cpattn_backward(), which without
+ * this is refused in a capture. */
+cpattn_status cpattn_plan_prepare_backward(cpattn_plan* plan);
+
+/* ---- largest logits ---- */
+
+/* Makes `head_maxima` [num_heads] "nothing observed", -inf: in place; on a GPU in the order of
+ * `stream`, which may be in capture. Not collective. */
+cpattn_status cpattn_reset_head_maxima(cpattn_plan* plan, float* head_maxima, void* stream);
+
+/* Collective: values[i] becomes the largest values[i] of any rank, the same bits on all of them;
+ * -inf is neutral, a NaN of any rank wins. `values` is in the memory of the group's shards; what
+ * `stream` was given before is done when they are read, and the result is there for every stream
+ * when this returns. Not in a capture. */
+cpattn_status cpattn_max_over_ranks(cpattn_group* group, float* values, size_t num_values,
+                                    void* stream, double timeout_seconds);
 
 /* ---- what follows the tokens to their ranks ---- */
 

@@ -70,6 +70,19 @@ std::vector<std::int64_t> numbers_of(const std::int64_t* numbers, std::int64_t c
   return {numbers, numbers + count};
 }
 
+GpuExchange exchange_of(cpattn_exchange exchange) {
+  switch (exchange) {
+    case CPATTN_EXCHANGE_AUTO:
+      return GpuExchange::automatic;
+    case CPATTN_EXCHANGE_NCCL:
+      return GpuExchange::nccl;
+    case CPATTN_EXCHANGE_HOST:
+      return GpuExchange::host;
+  }
+  throw InvalidArgument(detail::concat("exchange ", static_cast<int>(exchange),
+                                       ": expected CPATTN_EXCHANGE_AUTO, _NCCL or _HOST"));
+}
+
 SequenceBatch batch_of(const cpattn_problem& problem) {
   // As many as there can be in memory; so one more is a number, too.
   constexpr auto kMaxDocuments =
@@ -168,6 +181,19 @@ Problem problem_of(const cpattn_problem* given) {
   return result;
 }
 
+GpuOptions gpu_options_of(const cpattn_cuda_options* given) {
+  const cpattn_cuda_options options = read_struct(given, "cuda_options");
+  GpuOptions result;
+  result.device = options.device;
+  result.exchange = exchange_of(options.exchange);
+  result.nccl_comm = options.nccl_comm;
+  if (options.backend != nullptr) result.backend = options.backend;
+  require(is_timeout(options.timeout_seconds), "timeout_seconds is ", options.timeout_seconds,
+          ", expected 0.001 to ", kLongestTimeout);
+  result.timeout = Seconds(options.timeout_seconds);
+  return result;
+}
+
 AnyTensor tensor_of(const cpattn_tensor* tensor, std::string_view name) {
   require(tensor != nullptr, name, ": NULL");
   return tensor_of(*tensor, name);
@@ -179,7 +205,8 @@ ForwardTensors tensors_of(const cpattn_forward_tensors* given) {
           .k = tensor_of(tensors.k, "k"),
           .v = tensor_of(tensors.v, "v"),
           .out = tensor_of(tensors.out, "out"),
-          .lse = matrix_of(tensors.lse)};
+          .lse = matrix_of(tensors.lse),
+          .head_maxima = {tensors.head_maxima, {tensors.q.shape[1]}, {1}}};
 }
 
 BackwardTensors tensors_of(const cpattn_backward_tensors* given) {

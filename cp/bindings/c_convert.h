@@ -10,6 +10,7 @@
 
 #include "cp/bindings/c_api.h"
 #include "cp/context_parallel.h"
+#include "cp/gpu_group.h"
 #include "src/base/error.h"
 
 namespace cpattn::c {
@@ -24,6 +25,7 @@ struct Settings {
 Settings settings_of(std::span<const cpattn_setting> settings);
 
 Problem problem_of(const cpattn_problem* problem);
+GpuOptions gpu_options_of(const cpattn_cuda_options* options);
 ForwardTensors tensors_of(const cpattn_forward_tensors* tensors);
 BackwardTensors tensors_of(const cpattn_backward_tensors* tensors);
 AnyTensor tensor_of(const cpattn_tensor* tensor, std::string_view name);
@@ -37,6 +39,12 @@ struct StructVersions<cpattn_group_options> {
   static constexpr std::size_t kFirstSize =
       offsetof(cpattn_group_options, max_message_bytes) + sizeof(std::int64_t);
   static cpattn_group_options defaults() { return cpattn_group_options_init(); }
+};
+template <>
+struct StructVersions<cpattn_cuda_options> {
+  static constexpr std::size_t kFirstSize =
+      offsetof(cpattn_cuda_options, timeout_seconds) + sizeof(double);
+  static cpattn_cuda_options defaults() { return cpattn_cuda_options_init(); }
 };
 template <>
 struct StructVersions<cpattn_problem> {
@@ -76,5 +84,18 @@ Struct read_struct(const Struct* given, std::string_view name) {
   std::memcpy(&known, bytes, std::min(size, sizeof known));
   return known;
 }
+
+/// The stream of a call whose tensors may be unreadable; none where it cannot be told.
+template <class Tensors>
+Stream stream_of(const Tensors* given) noexcept {
+  if (given == nullptr) return {};
+  std::size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  return {size >= offsetof(Tensors, stream) + sizeof given->stream ? given->stream : nullptr};
+}
+
+/// The range of the "timeout" setting.
+inline constexpr double kLongestTimeout = 86400.0;
+inline bool is_timeout(double seconds) { return seconds >= 0.001 && seconds <= kLongestTimeout; }
 
 }  // namespace cpattn::c

@@ -96,6 +96,8 @@ cpattn_status status_of_exception() noexcept {
     return failed(CPATTN_UNSUPPORTED, error.what());
   } catch (const CommError& error) {
     return failed(CPATTN_COMM_ERROR, error.what());
+  } catch (const DeviceError& error) {
+    return failed(CPATTN_DEVICE_ERROR, error.what());
   } catch (const std::bad_alloc&) {
     return failed(CPATTN_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& error) {

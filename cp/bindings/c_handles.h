@@ -14,6 +14,7 @@
 
 #include "cp/bindings/c_api.h"
 #include "cp/context_parallel.h"
+#include "cp/gpu_group.h"
 #include "src/base/error.h"
 #include "src/comm/ordered_sum.h"
 
@@ -21,12 +22,23 @@ namespace cpattn::c {
 
 using Sum = std::variant<OrderedSum<float>, OrderedSum<double>>;
 
+/// The ranks, and where their shards are.
+struct Group {
+  std::shared_ptr<Communicator> ranks;
+  std::shared_ptr<GpuGroup> gpu;  ///< null: in host memory
+
+  std::shared_ptr<ShardTransport> shards() const {
+    if (gpu != nullptr) return gpu;
+    return ranks;
+  }
+};
+
 /// The object behind a kind of handle, and its name in messages.
 template <class Handle>
 struct HandleKind;
 template <>
 struct HandleKind<cpattn_group> {
-  using Object = Communicator;
+  using Object = Group;
   static constexpr std::string_view kName = "group";
 };
 template <>

@@ -28,10 +28,6 @@ void put(const std::vector<std::int64_t>& numbers, std::int64_t* to, std::size_t
   std::copy(numbers.begin(), numbers.end(), to);
 }
 
-/// The range of the "timeout" setting.
-constexpr double kLongestTimeout = 86400.0;
-bool is_timeout(double seconds) { return seconds >= 0.001 && seconds <= kLongestTimeout; }
-
 /// A CommError's deadline for what the plan does not wait for itself.
 Clock::time_point deadline_of(const PlannedAttention& plan) {
   return deadline_after(Seconds(plan.plan().config().timeout_seconds));
@@ -182,7 +178,7 @@ cpattn_status cpattn_sum_all_reduce(cpattn_sum* sum, cpattn_group* group, void* 
                                     size_t num_values, double timeout_seconds) {
   return c::guarded([&] {
     const auto object = c::object_of(sum);
-    const auto comm = c::object_of(group);
+    const auto comm = c::object_of(group)->ranks;
     const bool is_timeout = c::is_timeout(timeout_seconds);
     const auto deadline =
         deadline_after(Seconds(is_timeout ? timeout_seconds : CpConfig().timeout_seconds));

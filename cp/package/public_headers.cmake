@@ -17,7 +17,7 @@ set(entry_points
   cpattn/te_names.h         cp/te_names.h
   cpattn/ordered_sum.h      src/comm/ordered_sum.h
   cpattn/statistics.h       src/comm/max_over_ranks.h
-  cpattn/cuda.h             cp/cuda_backend.h
+  cpattn/cuda.h             cp/gpu_group.h
   cpattn/mpi.h              src/comm/mpi_comm.h
   cpattn/loopback.h         src/comm/loopback_comm.h
   cpattn/self.h             src/comm/self_comm.h

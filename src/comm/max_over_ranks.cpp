@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/error.h"
@@ -17,10 +19,12 @@ float larger(float a, float b) {
   return a > b ? a : b;
 }
 
+constexpr std::string_view kWhat = "max_over_ranks";
+
 }  // namespace
 
 void max_over_ranks(Communicator& comm, std::span<float> values, Clock::time_point deadline) {
-  const auto all = comm.all_gather(std::as_bytes(values), deadline, "max_over_ranks");
+  const auto all = comm.all_gather(std::as_bytes(values), deadline, kWhat);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     require(all[rank].size() == all[0].size(), "max_over_ranks: rank ", rank, " has ",
             all[rank].size() / sizeof(float), " values, expected ", all[0].size() / sizeof(float),
@@ -34,6 +38,29 @@ void max_over_ranks(Communicator& comm, std::span<float> values, Clock::time_poi
       values[i] = larger(values[i], theirs);
     }
   }
+}
+
+void max_over_ranks(ShardTransport& group, std::span<float> values, Stream stream,
+                    Clock::time_point deadline) {
+  Device& device = group.device();
+  const int rank = group.control().rank();
+  require(!device.is_capturing(stream), "rank ", rank,
+          ": stream: in capture, expected one whose work runs");
+  std::string problem = device.problem_with(stream);
+  std::string place = values.empty() ? "" : device.problem_with(values.data());
+  if (!values.empty() && values.data() == nullptr) place = "null";
+  if (!place.empty()) problem += detail::concat(problem.empty() ? "" : "; ", "values: ", place);
+  refuse_together(group.control(), problem, deadline, kWhat);
+  group.synchronize(stream, deadline);
+  auto* const there = reinterpret_cast<std::byte*>(values.data());
+  std::vector<float> here(values.size());
+  device.download(std::as_writable_bytes(std::span(here)), there);
+  max_over_ranks(group.control(), here, deadline);
+  device.upload(there, std::as_bytes(std::span(here)));
+}
+
+void refuse_max_over_ranks(Communicator& comm, std::string_view why, Clock::time_point deadline) {
+  refuse_together(comm, why.empty() ? "refused" : why, deadline, kWhat);
 }
 
 }  // namespace cpattn

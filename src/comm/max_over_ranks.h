@@ -2,8 +2,10 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "src/comm/communicator.h"
+#include "src/comm/shard_transport.h"
 
 namespace cpattn {
 
@@ -14,5 +16,17 @@ namespace cpattn {
 /// Errors   CommError at the deadline.
 /// Cost     one all_gather of 4 * values.size() bytes.
 void max_over_ranks(Communicator& comm, std::span<float> values, Clock::time_point deadline);
+
+/// The same of values in the memory of the group's device, in place. Waits for what `stream` was
+/// given before; the result is there for every stream when it returns.
+///
+/// Errors   also InvalidArgument on every rank for an address or a stream that the device must not
+///          be given; a stream in capture, whose work is not done, on this rank alone.
+void max_over_ranks(ShardTransport& group, std::span<float> values, Stream stream,
+                    Clock::time_point deadline);
+
+/// Takes part in the other ranks' max_over_ranks() of a ShardTransport only to refuse it:
+/// InvalidArgument on every rank. For bindings, whose own arguments may be wrong.
+void refuse_max_over_ranks(Communicator& comm, std::string_view why, Clock::time_point deadline);
 
 }  // namespace cpattn

@@ -189,6 +189,12 @@ void CudaDevice::copy(std::byte* to, std::span<const std::byte> from, Stream str
              name_);
 }
 
+void CudaDevice::order(Stream before, Stream after) {
+  const DeviceGuard guard(ordinal_);
+  order_streams(static_cast<cudaStream_t>(before.handle), make_cuda_event(),
+                static_cast<cudaStream_t>(after.handle));
+}
+
 int CudaDevice::enter() {
   int before = 0;
   cuda_check(cudaGetDevice(&before), "cudaGetDevice");

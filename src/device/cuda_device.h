@@ -50,6 +50,8 @@ class CudaDevice final : public Device {
   void upload(std::byte* to, std::span<const std::byte> from) override;
   void download(std::span<std::byte> to, const std::byte* from) override;
   void copy(std::byte* to, std::span<const std::byte> from, Stream stream) override;
+  void order(Stream before, Stream after) override;
+  const std::string& uuid() const override { return uuid_; }
   int enter() override;
   void leave(int before) noexcept override;
   std::string problem_with(const void* data) const override;
@@ -61,8 +63,6 @@ class CudaDevice final : public Device {
   Buffer allocate_pinned(std::size_t size_bytes) const;
 
   int ordinal() const { return ordinal_; }
-  /// 16 bytes that no other GPU has, anywhere (of a slice, where a GPU is cut into some).
-  const std::string& uuid() const { return uuid_; }
   int compute_capability() const { return compute_capability_; }  ///< 90 is sm_90
   int num_multiprocessors() const { return num_multiprocessors_; }
   /// Thread blocks of a kernel that run at once on the whole device. Errors: DeviceError.

@@ -49,13 +49,21 @@ class Device {
   virtual void download(std::span<std::byte> to, const std::byte* from) = 0;
   /// Within the device's memory, in the order of `stream`; the ranges do not overlap.
   virtual void copy(std::byte* to, std::span<const std::byte> from, Stream stream) = 0;
+  /// `after` waits for all that `before` was given so far. Either may be the legacy default stream;
+  /// both are in one capture, or none is in any.
+  virtual void order(Stream before, Stream after) = 0;
+
+  /// 16 bytes that no other GPU has, anywhere (of a slice, where a GPU is cut into some); "" on the
+  /// CPU.
+  virtual const std::string& uuid() const = 0;
 
   /// Makes it the one that launches of this thread go to; what was before. See CurrentDevice.
   virtual int enter() { return 0; }
   virtual void leave(int before) noexcept { static_cast<void>(before); }
 
   /// Why kernels of this device must not be given this address of a tensor: "host memory, expected
-  /// memory of cuda:0", "address 0x7f...4, expected a multiple of 16"; "" when they may.
+  /// memory of cuda:0", "memory of cuda:0, expected host memory", "address 0x7f...4, expected a
+  /// multiple of 16"; "" when they may.
   virtual std::string problem_with(const void* data) const = 0;
 
   /// Why work must not be given to this stream: destroyed, of another device, the legacy default
@@ -86,9 +94,14 @@ class CpuDevice final : public Device {
   void upload(std::byte* to, std::span<const std::byte> from) override;
   void download(std::span<std::byte> to, const std::byte* from) override;
   void copy(std::byte* to, std::span<const std::byte> from, Stream stream) override;
-  std::string problem_with(const void*) const override { return ""; }
+  void order(Stream, Stream) override {}
+  const std::string& uuid() const override { return uuid_; }
+  std::string problem_with(const void* data) const override;
   std::string problem_with(Stream stream) const override;
   bool is_capturing(Stream) const override { return false; }
+
+ private:
+  std::string uuid_;
 };
 
 }  // namespace cpattn

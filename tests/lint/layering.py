@@ -49,14 +49,17 @@ _THIRD_PARTY_ROOMS = (
     (r"pybind11/.*", r"cp/bindings/"),
     (r"gtest/.*|gmock/.*", r"tests/"),
     (r"cblas\.h", r"launch/"),
-    (r"(?:dlfcn|link)\.h", r"launch/|cp/cuda_backend\.cpp$"),
+    (
+        r"(?:dlfcn|link)\.h",
+        r"launch/|cp/cuda_backend\.cpp$|src/device/cuda_driver\.cpp$|tests/cp/c_api_",
+    ),
     # The operating system: memory for the ground floor, processes and files for the roof.
     (r"sys/mman\.h", r"src/device/|kernels/cuda/host/|launch/|tests/"),
     (
         r"cuda_runtime_api\.h",
         r"kernels/cuda/|src/device/cuda_|cp/cuda/|tests/support/cuda/|tests/(?:src|cp)/cuda/",
     ),
-    (r"cuda(?:_runtime)?\.h|vector_types\.h", r"kernels/cuda/"),
+    (r"cuda(?:_runtime)?\.h|vector_types\.h", r"kernels/cuda/|tests/support/cuda/fake_driver\."),
     (r"nccl\.h", r"src/comm/nccl_|cp/cuda/|tests/support/cuda/|tests/src/cuda/"),
     (r"linux/futex\.h", r"tests/support/cuda/"),
     (

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/device/cuda_driver.h"
+#include "src/device/device.h"
 
 namespace cpattn {
 namespace {
@@ -48,6 +50,14 @@ TEST(Memory, MovingKeepsTheBytesWhereTheyAre) {
 
   EXPECT_EQ(second.as<float>(), place);
   EXPECT_EQ(second.as<float>()[3], 1.5f);
+}
+
+// Device memory is known to a process that has the driver (tests/cp/c_api_cuda_test.c); to others,
+// all memory is the host's.
+TEST(Memory, WithoutADriverAllMemoryIsTheHosts) {
+  const Buffer buffer(64);
+  EXPECT_EQ(gpu_of_address(buffer.data()), -1);
+  EXPECT_EQ(CpuDevice().problem_with(buffer.data()), "");
 }
 
 TEST(Memory, RefusesSizesThatDoNotExist) {

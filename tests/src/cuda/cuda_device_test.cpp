@@ -159,6 +159,32 @@ TEST_F(CudaDevices, StreamsTheyMustNotBeGiven) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
+// The legacy default stream too, which kernels are not given.
+TEST_F(CudaDevices, OrderStreams) {
+  CudaDevice device(0);
+  fake_cuda::set_machine({.has_default_stream = true});
+  fake_cuda::set_delays(3, 2000);
+  cudaStream_t one = stream(), other = stream();
+  static int value = 0, seen = 0;
+  for (const auto& [before, after] :
+       {std::pair{one, other}, std::pair{cudaStream_t{}, other}, std::pair{one, cudaStream_t{}}}) {
+    value = seen = 0;
+    fake_cuda::run_in(before, [] { value = 1; });
+    device.order({before}, {after});
+    fake_cuda::run_in(after, [] { seen = value; });
+    ASSERT_EQ(cudaStreamSynchronize(after), cudaSuccess);
+    EXPECT_EQ(seen, 1);
+  }
+}
+
+TEST_F(CudaDevices, AreToldApartByTheirUuid) {
+  const CudaDevice device(0), same(0), other(1);
+  EXPECT_EQ(device.uuid().size(), 16u);
+  EXPECT_EQ(device.uuid(), same.uuid());
+  EXPECT_NE(device.uuid(), other.uuid());
+  EXPECT_EQ(CpuDevice().uuid(), "");
+}
+
 TEST_F(CudaDevices, MachinesWithoutOneSaySoOnce) {
   struct Case {
     fake_cuda::Machine machine;

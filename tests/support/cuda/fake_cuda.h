@@ -9,7 +9,8 @@
 // - cudaFree frees at once, whatever is still running; ordering memory across streams takes events.
 // - Streams know no order but what events, synchronisation and the queue give, also to the thread
 //   sanitizer: cudaFree, cudaMalloc and polling an unfinished event order nothing.
-// - The legacy default stream and the per-thread one are refused.
+// - The legacy default stream and the per-thread one are refused; or, if a test wants the former
+//   (Machine::has_default_stream), it waits for no other and no other waits for it.
 // - A copy whose direction contradicts its pointers, or which leaves their allocations, is refused.
 // - An asynchronous copy of pageable memory blocks, as on a device, and is counted.
 // - A launch needs the stream's device to be current.
@@ -44,6 +45,8 @@ struct Machine {
   int runtime_version = CUDART_VERSION;
   bool has_peer_access = true;
   bool has_memory_pools = true;
+  /// Whether work may be given to the legacy default stream, which is then in order with no other.
+  bool has_default_stream = false;
 };
 
 /// For all calls from now on. Not while other threads use the runtime.
@@ -63,6 +66,12 @@ std::uint64_t num_calls(const char* api);
 /// Pauses of up to limit_us before each operation of a stream, drawn from the seed; 0: none. Shows
 /// a missing wait by wrong results.
 void set_delays(std::uint64_t seed, unsigned limit_us);
+
+/// Sets a field of the machine by its name, in a program that has opened the doubles as a shared
+/// object: tests of the C and Python faces. 0; 1 when there is no such field.
+extern "C" int cpattn_fake_machine(const char* field, long value);
+/// reset().
+extern "C" void cpattn_fake_reset();
 
 /// Work of a test's own in a stream, or in the graph that the stream is captured into.
 cudaError_t run_in_stream(cudaStream_t stream, std::function<void()> work);

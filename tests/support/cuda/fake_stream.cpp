@@ -1,5 +1,6 @@
 #include "tests/support/cuda/fake_stream.h"
 
+#include <array>
 #include <set>
 #include <utility>
 
@@ -16,6 +17,16 @@ struct Streams {
   std::set<const Stream*> all;
 };
 Streams streams;
+
+/// Made when first asked for, and for ever.
+Stream* default_stream(int device) {
+  static std::array<Stream*, kMaxDevices> all{};
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Stream*& stream = all[static_cast<std::size_t>(device)];
+  if (stream == nullptr) stream = new Stream(device, cudaStreamDefault, 0);
+  return stream;
+}
 
 cudaError_t run_kernel(const cuda_host::LaunchShape& shape, const std::function<void()>& thread,
                        const cuda_host::Options& options) {
@@ -103,6 +114,9 @@ void destroy_stream(Stream& stream) {
 Stream* stream_of(cudaStream_t handle, const char* api, cudaError_t* error) {
   if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
     *error = check_unsafe_call(api, cudaErrorStreamCaptureImplicit);
+    const bool is_legacy = handle != cudaStreamPerThread;
+    if (*error == cudaSuccess && is_legacy && machine().has_default_stream)
+      return default_stream(current_device());
     if (*error == cudaSuccess) {
       *error = refuse(cudaErrorInvalidResourceHandle, api, ": on a default stream");
     }
