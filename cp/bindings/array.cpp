@@ -1,5 +1,7 @@
 #include "cp/bindings/array.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -54,6 +56,28 @@ std::size_t size_of_element(Element element) {
   return 0;
 }
 
+/// Strides of elements from those of bytes.
+std::vector<std::int64_t> in_elements(std::vector<std::int64_t> strides, std::int64_t size,
+                                      std::string_view name) {
+  for (std::int64_t& stride : strides) {
+    require(stride % size == 0, name, ": a stride of ", stride, " bytes, expected a multiple of ",
+            size, ", the size of an element");
+    stride /= size;
+  }
+  return strides;
+}
+
+/// Row-major without gaps.
+std::vector<std::int64_t> dense_strides(const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> strides(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= shape[i];
+  }
+  return strides;
+}
+
 /// What the object calls its type, for messages: "int64", "torch.float8_e4m3fn", ...
 std::string dtype_text(const py::handle& object) {
   return py::hasattr(object, "dtype") ? std::string(py::str(object.attr("dtype"))) : "unknown type";
@@ -70,12 +94,8 @@ Array from_buffer(const py::handle& object, std::string_view name, std::optional
               .strides = {},
               .is_read_only = info.readonly,
               .owner = py::reinterpret_borrow<py::object>(object)};
-  const auto size = static_cast<py::ssize_t>(size_of_element(*element));
-  for (const py::ssize_t stride : info.strides) {
-    require(stride % size == 0, name, ": a stride of ", stride, " bytes, expected a multiple of ",
-            size, ", the size of an element");
-    array.strides.push_back(stride / size);
-  }
+  array.strides = in_elements({info.strides.begin(), info.strides.end()},
+                              static_cast<std::int64_t>(size_of_element(*element)), name);
   return array;
 }
 
@@ -87,23 +107,29 @@ std::string device_text(int type, int index) {
   return "of DLPack type " + std::to_string(type) + place;
 }
 
-void require_cpu(const py::handle& object, std::string_view name) {
-  const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
-  constexpr int kCpu = 1, kPinned = 3;
-  require(device.first == kCpu || device.first == kPinned, name, ": device ",
-          device_text(device.first, device.second),
-          ", expected cpu: this build computes on CPU; pass a copy on the CPU");
-}
+using DlDeviceOf = std::pair<int, int>;  // type, index
+constexpr int kDlCpu = 1, kDlCuda = 2, kDlPinned = 3, kDlManaged = 13;
 
-Array from_dlpack(const py::handle& object, std::string_view name) {
-  py::capsule capsule;
+/// What an attribute of the object gives, or InvalidArgument with the first line of what it raises.
+template <class Body>
+auto asked(std::string_view name, const Body& body) {
   try {
-    require_cpu(object, name);
-    capsule = object.attr("__dlpack__")().cast<py::capsule>();
+    return body();
   } catch (py::error_already_set& error) {
     std::string text = py::str(error.value());
     throw InvalidArgument(detail::concat(name, ": ", text.substr(0, text.find('\n'))));
+  } catch (const py::cast_error&) {
+    throw InvalidArgument(detail::concat(
+        name, ": what it says of its memory is not of the types of DLPack or of the CUDA array ",
+        "interface"));
   }
+}
+
+DlDeviceOf dlpack_device(const py::handle& object, std::string_view name) {
+  return asked(name, [&] { return object.attr("__dlpack_device__")().cast<DlDeviceOf>(); });
+}
+
+Array from_capsule(const py::handle& object, std::string_view name, const py::capsule& capsule) {
   require(std::string_view(capsule.name()) == "dltensor", name, ": a DLPack capsule named ",
           capsule.name(), ", expected dltensor");
   const DlTensor& tensor = capsule.get_pointer<DlManagedTensor>()->tensor;
@@ -113,15 +139,57 @@ Array from_dlpack(const py::handle& object, std::string_view name) {
               .data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset,
               .element = *element,
               .shape = {tensor.shape, tensor.shape + tensor.num_dimensions},
-              .strides = std::vector<std::int64_t>(static_cast<std::size_t>(tensor.num_dimensions)),
+              .strides = {},
               .is_read_only = false,
               .owner = capsule};
-  std::int64_t step = 1;
-  for (std::size_t i = array.shape.size(); i-- > 0;) {
-    array.strides[i] = tensor.strides == nullptr ? step : tensor.strides[i];
-    step *= array.shape[i];
+  if (tensor.strides == nullptr) {
+    array.strides = dense_strides(array.shape);
+  } else {
+    array.strides.assign(tensor.strides, tensor.strides + tensor.num_dimensions);
   }
   return array;
+}
+
+Array from_dlpack(const py::handle& object, std::string_view name) {
+  const auto [type, index] = dlpack_device(object, name);
+  require(type == kDlCpu || type == kDlPinned, name, ": device ", device_text(type, index),
+          ", expected cpu, where this group's shards are");
+  return from_capsule(object, name,
+                      asked(name, [&] { return object.attr("__dlpack__")().cast<py::capsule>(); }));
+}
+
+/// The interface's version 3; of version 2 that lacks the stream. It does not say which GPU.
+Array from_cuda_interface(const py::handle& object, std::string_view name,
+                          const CallStream& stream) {
+  using Extents = std::vector<std::int64_t>;
+  return asked(name, [&] {
+    const auto entries = object.attr("__cuda_array_interface__").cast<py::dict>();
+    const auto type = entries["typestr"].cast<std::string>();
+    const std::optional<Element> element =
+        type == "<f4" ? std::optional(Element::f32)
+                      : (type == "<f2" ? std::optional(Element::f16) : std::nullopt);
+    require(element.has_value(), name, ": typestr ", type, ", ", kExpectedTypes,
+            " (the CUDA array interface has no bfloat16: use DLPack)");
+    require(!entries.contains("mask") || entries["mask"].is_none(), name,
+            ": has a mask, expected none");
+    const auto [address, is_read_only] = entries["data"].cast<std::pair<std::uintptr_t, bool>>();
+    Array array{.name = std::string(name),
+                .data = reinterpret_cast<void*>(address),
+                .element = *element,
+                .shape = entries["shape"].cast<Extents>(),
+                .strides = {},
+                .is_read_only = is_read_only,
+                .owner = py::reinterpret_borrow<py::object>(object)};
+    const auto size = static_cast<std::int64_t>(size_of_element(*element));
+    if (entries.contains("strides") && !entries["strides"].is_none()) {
+      array.strides = in_elements(entries["strides"].cast<Extents>(), size, name);
+    } else {
+      array.strides = dense_strides(array.shape);
+    }
+    if (entries.contains("stream") && !entries["stream"].is_none())
+      stream.wait_for(entries["stream"].cast<std::int64_t>(), name);
+    return array;
+  });
 }
 
 void require_dimensions(const Array& array, std::size_t count, std::string_view meaning) {
@@ -149,10 +217,34 @@ Array array_from(const py::handle& object, std::string_view name) {
       return from_buffer(object.attr("view")("uint16"), name, Element::bf16);
     return from_buffer(object, name, std::nullopt);
   }
-  require(py::hasattr(object, "__dlpack__"), name, ": a ", type_name(object),
+  const bool has_dlpack = py::hasattr(object, "__dlpack__");
+  require(has_dlpack || !py::hasattr(object, "__cuda_array_interface__"), name,
+          ": memory of a GPU, expected cpu, where this group's shards are");
+  require(has_dlpack, name, ": a ", type_name(object),
           ", expected a numpy array, a torch tensor, or another object with the buffer protocol or "
           "DLPack");
   return from_dlpack(object, name);
+}
+
+Array gpu_array_from(const py::handle& object, std::string_view name, int ordinal,
+                     const CallStream& stream) {
+  const std::string place = device_text(kDlCuda, ordinal);
+  require(PyObject_CheckBuffer(object.ptr()) == 0, name, ": host memory, expected memory of ",
+          place);
+  if (py::hasattr(object, "__dlpack__")) {
+    const auto [type, index] = dlpack_device(object, name);
+    require(type == kDlManaged || (type == kDlCuda && index == ordinal), name, ": device ",
+            type == kDlCpu || type == kDlPinned ? "cpu" : device_text(type, index), ", expected ",
+            place);
+    return from_capsule(
+        object, name, asked(name, [&] {
+          return object.attr("__dlpack__")(py::arg("stream") = stream.number()).cast<py::capsule>();
+        }));
+  }
+  require(py::hasattr(object, "__cuda_array_interface__"), name, ": a ", type_name(object),
+          ", expected a tensor in memory of ", place,
+          ": an object with DLPack or __cuda_array_interface__");
+  return from_cuda_interface(object, name, stream);
 }
 
 AnyConstTensor as_tensor(const Array& array) {
@@ -182,6 +274,16 @@ TensorView<float, 2> as_output_lse(const Array& array) {
   require_writable(array);
   const TensorView<const float, 2> view = as_lse(array);
   return {.data = static_cast<float*>(array.data), .shape = view.shape, .strides = view.strides};
+}
+
+TensorView<float, 1> as_output_maxima(const Array& array) {
+  require_writable(array);
+  require_dimensions(array, 1, "one dimension: heads");
+  require(array.element == Element::f32, array.name, ": dtype ", numpy_name(array.element),
+          ", expected float32");
+  return {.data = static_cast<float*>(array.data),
+          .shape = {array.shape[0]},
+          .strides = {last_stride(array)}};
 }
 
 std::string_view numpy_name(Element element) {

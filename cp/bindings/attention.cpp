@@ -19,14 +19,23 @@ namespace {
 
 using Lengths = std::vector<std::int64_t>;
 
-/// The arrays of one call: each is held as long as its view is used.
+/// The arrays of one call, and its stream: each array is held as long as its view is used. On a GPU
+/// that is until the call returns: what the caller's allocator does with the memory then comes
+/// after the work, in the order of its stream.
 class Arguments {
  public:
+  Arguments(Group& group, const py::object& stream)
+      : stream_(group, stream), ordinal_(group.ordinal()) {}
+
+  const CallStream& stream() const { return stream_; }
   const Array& hold(const py::object& object, std::string_view name) {
-    return held_.emplace_back(array_from(object, name));
+    return held_.emplace_back(stream_.is_on_gpu() ? gpu_array_from(object, name, ordinal_, stream_)
+                                                  : array_from(object, name));
   }
 
  private:
+  CallStream stream_;
+  int ordinal_;
   std::deque<Array> held_;
 };
 
@@ -44,28 +53,34 @@ class PyPlan {
   }
 
   void forward(const py::object& q, const py::object& k, const py::object& v, const py::object& out,
-               const py::object& lse) {
-    Arguments arguments;
+               const py::object& lse, const py::object& head_maxima, const py::object& stream) {
+    std::optional<Arguments> held;
     ForwardTensors tensors;
     refuse_together([&] {
+      Arguments& arguments = held.emplace(*group_, stream);
       tensors = {.q = as_tensor(arguments.hold(q, "q")),
                  .k = as_tensor(arguments.hold(k, "k")),
                  .v = as_tensor(arguments.hold(v, "v")),
                  .out = as_output_tensor(arguments.hold(out, "out")),
                  .lse = as_output_lse(arguments.hold(lse, "lse"))};
+      if (!head_maxima.is_none())
+        tensors.head_maxima = as_output_maxima(arguments.hold(head_maxima, "head_maxima"));
+      arguments.stream().begin();
     });
     const Group::Use use(*group_);
     const py::gil_scoped_release release;
-    planned_->forward(tensors);
+    planned_->forward(tensors, held->stream().get());
+    held->stream().end();
   }
 
   void backward(const py::object& q, const py::object& k, const py::object& v,
                 const py::object& out, const py::object& lse, const py::object& dout,
                 const py::object& dlse, const py::object& dq, const py::object& dk,
-                const py::object& dv) {
-    Arguments arguments;
+                const py::object& dv, const py::object& stream) {
+    std::optional<Arguments> held;
     BackwardTensors tensors;
     refuse_together([&] {
+      Arguments& arguments = held.emplace(*group_, stream);
       tensors = {.q = as_tensor(arguments.hold(q, "q")),
                  .k = as_tensor(arguments.hold(k, "k")),
                  .v = as_tensor(arguments.hold(v, "v")),
@@ -77,10 +92,26 @@ class PyPlan {
                  .dk = as_output_tensor(arguments.hold(dk, "dk")),
                  .dv = as_output_tensor(arguments.hold(dv, "dv"))};
       if (!dlse.is_none()) tensors.dlse = as_lse(arguments.hold(dlse, "dlse"));
+      arguments.stream().begin();
     });
     const Group::Use use(*group_);
     const py::gil_scoped_release release;
-    planned_->backward(tensors);
+    planned_->backward(tensors, held->stream().get());
+    held->stream().end();
+  }
+
+  void prepare_backward() {
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    planned_->prepare_backward();
+  }
+
+  void reset_head_maxima(const py::object& head_maxima, const py::object& stream) {
+    Arguments arguments(*group_, stream);
+    const auto view = as_output_maxima(arguments.hold(head_maxima, "head_maxima"));
+    arguments.stream().begin();
+    planned_->reset_head_maxima(view, arguments.stream().get());
+    arguments.stream().end();
   }
 
  private:
@@ -101,12 +132,18 @@ const KernelTable& kernels_named(const std::optional<std::string>& isa) {
   return find_kernels(*known);
 }
 
+const KernelTable& kernels_of(const Group& group, const std::optional<std::string>& isa) {
+  if (group.gpu() == nullptr) return kernels_named(isa);
+  require(!isa, "isa: ", isa.value_or(""), ", expected None: the kernels are those of the GPU");
+  return group.gpu()->kernels();
+}
+
 class PyAttention {
  public:
   PyAttention(std::shared_ptr<Group> group, const py::dict& options,
               const std::optional<std::string>& isa)
       : group_(std::move(group)),
-        attention_(group_->shared(), config_from(options), &kernels_named(isa)) {}
+        attention_(group_->shards(), config_from(options), &kernels_of(*group_, isa)) {}
 
   std::unique_ptr<PyPlan> plan(const Problem& problem) const {
     const Group::Use use(*group_);
@@ -155,10 +192,13 @@ void bind_plan(py::module_& module) {
   py::class_<PyPlan>(module, "Plan")
       .def("refuse", &PyPlan::refuse, py::arg("complaint"))
       .def("forward", &PyPlan::forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
-           py::arg("lse"))
+           py::arg("lse"), py::arg("head_maxima"), py::arg("stream"))
+      .def("prepare_backward", &PyPlan::prepare_backward)
+      .def("reset_head_maxima", &PyPlan::reset_head_maxima, py::arg("head_maxima"),
+           py::arg("stream"))
       .def("backward", &PyPlan::backward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("lse"), py::arg("dout"), py::arg("dlse"), py::arg("dq"), py::arg("dk"),
-           py::arg("dv"))
+           py::arg("dv"), py::arg("stream"))
       .def_property_readonly("q_rows", [](const PyPlan& p) { return p.plan().shard().q_rows; })
       .def_property_readonly("kv_rows", [](const PyPlan& p) { return p.plan().shard().kv_rows; })
       .def_property_readonly("q_index",

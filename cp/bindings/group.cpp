@@ -3,10 +3,14 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "cp/bindings/array.h"
+#include "cp/bindings/call_stream.h"
 #include "src/base/error.h"
+#include "src/comm/max_over_ranks.h"
 #include "src/comm/self_comm.h"
 #ifdef CP_WITH_MPI
 #include "src/comm/mpi_comm.h"
@@ -52,9 +56,72 @@ std::vector<py::bytes> all_gather(Group& group, const py::object& data, const py
   return result;
 }
 
+std::string device_text(const Group& group) {
+  return group.gpu() == nullptr ? "cpu" : detail::concat("cuda:", group.ordinal());
+}
+
+std::int64_t integer_of(const py::object& value, std::string_view name) {
+  require(PyLong_Check(value.ptr()) != 0 && !py::isinstance<py::bool_>(value), name, ": ",
+          std::string(py::repr(value)), ", expected an integer");
+  return value.cast<std::int64_t>();
+}
+
 std::string group_text(const Group& group) {
   return detail::concat("<cpattn.Group rank ", group.comm().rank(), " of ", group.comm().size(),
-                        ", transport ", group.comm().transport(), ">");
+                        ", device ", device_text(group), ", transport ",
+                        group.shards()->transport(), ">");
+}
+
+/// Collective; every argument as it came, so that a wrong one is refused on all ranks.
+std::shared_ptr<Group> cuda_group(Group& ranks, const py::object& device,
+                                  const py::object& exchange, const py::object& nccl_comm,
+                                  const py::object& backend, const py::object& timeout) {
+  GpuOptions options;
+  const std::string complaint = complaint_of([&] {
+    options.device = static_cast<int>(integer_of(device, "device"));
+    std::optional<GpuExchange> known;
+    if (py::isinstance<py::str>(exchange))
+      known = from_name<GpuExchange>(exchange.cast<std::string>());
+    require(known.has_value(), "exchange: ", std::string(py::repr(exchange)), ", expected ",
+            choices<GpuExchange>());
+    options.exchange = *known;
+    if (!nccl_comm.is_none())
+      options.nccl_comm = reinterpret_cast<void*>(integer_of(nccl_comm, "nccl_comm"));
+    if (!backend.is_none()) options.backend = py::str(backend);
+    const auto seconds = timeout.cast<double>();
+    require(is_timeout(seconds), "timeout: ", seconds, ", expected 0.001 to 86400");
+    options.timeout = Seconds(seconds);
+  });
+  const Group::Use use(ranks);
+  const py::gil_scoped_release release;
+  if (!complaint.empty()) GpuGroup::refuse(ranks.comm(), complaint);
+  return std::make_shared<Group>(ranks, GpuGroup::make(ranks.shared(), options), options.device);
+}
+
+/// Collective.
+void max_over_group(Group& group, const py::object& values, const py::object& given,
+                    const py::object& timeout) {
+  Array array;
+  TensorView<float, 1> view;
+  std::optional<CallStream> stream;
+  double seconds = GpuOptions().timeout.count();
+  const std::string complaint = complaint_of([&] {
+    const auto asked = timeout.cast<double>();
+    require(is_timeout(asked), "timeout: ", asked, ", expected 0.001 to 86400");
+    seconds = asked;
+    stream.emplace(group, given);
+    array = stream->is_on_gpu() ? gpu_array_from(values, "values", group.ordinal(), *stream)
+                                : array_from(values, "values");
+    view = as_output_maxima(array);
+    require(view.strides[0] == 1, "values: stride ", view.strides[0], ", expected 1");
+    stream->begin();
+  });
+  const Group::Use use(group);
+  const py::gil_scoped_release release;
+  const auto deadline = deadline_after(Seconds(seconds));
+  if (!complaint.empty()) refuse_max_over_ranks(group.comm(), complaint, deadline);
+  max_over_ranks(*group.shards(), {view.data, static_cast<std::size_t>(view.shape[0])},
+                 stream->get(), deadline);
 }
 
 #ifdef CP_WITH_MPI
@@ -104,8 +171,13 @@ void bind_mpi(py::module_& module) { module.attr("has_mpi") = false; }
 
 }  // namespace
 
+Stream Group::own_stream() {
+  if (own_stream_ == nullptr) own_stream_ = gpu_->make_stream();
+  return own_stream_->get();
+}
+
 Group::Use::Use(Group& group) : group_(group) {
-  require(!group.is_used_.exchange(true), "rank ", group.comm().rank(),
+  require(!group.is_used_->exchange(true), "rank ", group.comm().rank(),
           ": this group is in use by another thread, expected one thread at a time");
 }
 
@@ -123,7 +195,8 @@ void bind_group(py::module_& module) {
       .def_property_readonly("rank", [](const Group& group) { return group.comm().rank(); })
       .def_property_readonly("size", [](const Group& group) { return group.comm().size(); })
       .def_property_readonly("transport",
-                             [](const Group& group) { return group.comm().transport(); })
+                             [](const Group& group) { return group.shards()->transport(); })
+      .def_property_readonly("device", &device_text)
       .def_property_readonly("local_ranks", &Group::local_ranks)
       .def(
           "agree",
@@ -132,7 +205,11 @@ void bind_group(py::module_& module) {
           },
           py::arg("lines"), py::arg("complaint") = "", py::arg("timeout") = 60.0)
       .def("all_gather", &all_gather, py::arg("data"), py::arg("timeout") = 60.0)
+      .def("max_over_ranks", &max_over_group, py::arg("values"), py::arg("stream") = py::none(),
+           py::arg("timeout") = 60.0)
       .def("__repr__", &group_text);
+  module.def("cuda_group", &cuda_group, py::arg("ranks"), py::arg("device"), py::arg("exchange"),
+             py::arg("nccl_comm"), py::arg("backend"), py::arg("timeout"));
   module.def("self_group",
              [] { return std::make_shared<Group>(std::make_shared<SelfCommunicator>(), 1); });
   bind_mpi(module);

@@ -1,4 +1,4 @@
-// Group: the ranks that share a sequence, as Python sees them.
+// Group: the ranks that share a sequence, and where their shards are, as Python sees them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cp/gpu_group.h"
 #include "src/comm/communicator.h"
 
 namespace cpattn::python {
@@ -18,16 +19,34 @@ class Group {
  public:
   Group(std::shared_ptr<Communicator> comm, int local_ranks)
       : comm_(std::move(comm)), local_ranks_(local_ranks) {}
+  /// The same ranks with their shards on a GPU each, `ordinal` on this one.
+  Group(const Group& ranks, std::shared_ptr<GpuGroup> gpu, int ordinal)
+      : comm_(ranks.comm_),
+        local_ranks_(ranks.local_ranks_),
+        is_used_(ranks.is_used_),
+        gpu_(std::move(gpu)),
+        ordinal_(ordinal) {}
 
   Communicator& comm() const { return *comm_; }
   const std::shared_ptr<Communicator>& shared() const { return comm_; }
   int local_ranks() const { return local_ranks_; }
 
+  /// Null: shards are in host memory.
+  const std::shared_ptr<GpuGroup>& gpu() const { return gpu_; }
+  std::shared_ptr<ShardTransport> shards() const {
+    if (gpu_ != nullptr) return gpu_;
+    return comm_;
+  }
+  /// The GPU's; -1: shards are in host memory.
+  int ordinal() const { return ordinal_; }
+  /// Of the GPU, for callers on the legacy default stream; made when first asked for.
+  Stream own_stream();
+
   /// Held while a call talks to the peers: a second thread is refused, not interleaved.
   class Use {
    public:
     explicit Use(Group& group);
-    ~Use() { group_.is_used_ = false; }
+    ~Use() { *group_.is_used_ = false; }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
@@ -42,7 +61,11 @@ class Group {
  private:
   std::shared_ptr<Communicator> comm_;
   int local_ranks_;
-  std::atomic<bool> is_used_ = false;
+  // Of the communicator, whichever group it is used by.
+  std::shared_ptr<std::atomic<bool>> is_used_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<GpuGroup> gpu_;
+  int ordinal_ = -1;
+  std::unique_ptr<OwnedStream> own_stream_;
 };
 
 /// What `body` throws, in one line; "" when it throws nothing. For checks of what one rank passed

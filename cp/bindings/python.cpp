@@ -30,6 +30,7 @@ struct ExceptionTypes {
   PyObject* invalid_argument = nullptr;
   PyObject* unsupported = nullptr;
   PyObject* comm = nullptr;
+  PyObject* device = nullptr;
   PyObject* internal = nullptr;
   bool has_comm_failed = false;  ///< a CommError was raised: peers may be gone
 };
@@ -49,6 +50,8 @@ void translate(std::exception_ptr failure) {
   } catch (const CommError& error) {
     exception_types().has_comm_failed = true;
     PyErr_SetString(exception_types().comm, error.what());
+  } catch (const DeviceError& error) {
+    PyErr_SetString(exception_types().device, error.what());
   } catch (const InternalError& error) {
     PyErr_SetString(exception_types().internal, error.what());
   } catch (const py::error_already_set&) {  // Python's own; from here on pybind11 knows better
@@ -83,6 +86,10 @@ void bind_errors(py::module_& module) {
                      "A peer or the network failed, or a deadline passed: the group must not be "
                      "used again.",
                      base, PyExc_RuntimeError)
+          .ptr();
+  types.device =
+      make_exception(module, "DeviceError", "A call of CUDA failed: a GPU or its driver.", base,
+                     PyExc_RuntimeError)
           .ptr();
   types.internal =
       make_exception(module, "InternalError", "A bug of cpattn.", base, PyExc_RuntimeError).ptr();

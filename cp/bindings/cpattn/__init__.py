@@ -8,11 +8,13 @@
     out, lse = plan.forward(deal.shard(q), deal.shard(k), deal.shard(v))  # this rank's rows
 
 Works with numpy alone; `cpattn.torch` (imported by `import cpattn.torch`) is the part that needs
-PyTorch. Arrays are looked at through the buffer protocol or DLPack: nothing is copied.
+PyTorch. Arrays are looked at through the buffer protocol, DLPack or the CUDA array interface:
+nothing is copied. Groups whose arrays are on GPUs are made by `cuda_group`.
 """
 
 from cpattn._cpattn import (
     CommError,
+    DeviceError,
     Error,
     InternalError,
     InvalidArgumentError,
@@ -20,12 +22,13 @@ from cpattn._cpattn import (
     __version__,
 )
 from cpattn.attention import Attention, Plan
-from cpattn.groups import Group, self_group, world
+from cpattn.groups import Group, cuda_group, max_over_ranks, self_group, world
 from cpattn.sharding import IGNORE_TARGET, Leaf, OrderedSum, Sharding, ordered_sum
 
 __all__ = [
     "Attention",
     "CommError",
+    "DeviceError",
     "Error",
     "Group",
     "IGNORE_TARGET",
@@ -37,6 +40,8 @@ __all__ = [
     "Sharding",
     "UnsupportedError",
     "__version__",
+    "cuda_group",
+    "max_over_ranks",
     "ordered_sum",
     "self_group",
     "world",

@@ -20,6 +20,9 @@ class UnsupportedError(Error, NotImplementedError):
 class CommError(Error, RuntimeError):
     """A peer or the network failed, or a deadline passed: the group must not be used again."""
 
+class DeviceError(Error, RuntimeError):
+    """A call of CUDA failed: a GPU or its driver."""
+
 class InternalError(Error, RuntimeError):
     """A bug of cpattn."""
 
@@ -32,7 +35,11 @@ class Group:
     def size(self) -> int: ...
     @property
     def transport(self) -> str:
-        """ "self" or "mpi"."""
+        """ "self" or "mpi"; of GPUs "nccl", "mpi, staged", ..."""
+
+    @property
+    def device(self) -> str:
+        """Where this rank's arrays are: "cpu", "cuda:0", ..."""
 
     @property
     def local_ranks(self) -> int:
@@ -46,6 +53,11 @@ class Group:
         """Collective: everybody's bytes, by rank. InvalidArgumentError on all ranks when any passes
         something else."""
 
+    def max_over_ranks(self, values: Any, stream: Any = ..., timeout: Any = ...) -> None: ...
+
+def cuda_group(
+    ranks: Group, device: Any, exchange: Any, nccl_comm: Any, backend: Any, timeout: Any
+) -> Group: ...
 def self_group() -> Group: ...
 def world_group() -> Group: ...
 def group_at(address: int) -> Group: ...
@@ -76,7 +88,11 @@ class Problem:
 
 class Plan:
     def refuse(self, complaint: str) -> None: ...
-    def forward(self, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None: ...
+    def forward(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, head_maxima: Any, stream: Any
+    ) -> None: ...
+    def prepare_backward(self) -> None: ...
+    def reset_head_maxima(self, head_maxima: Any, stream: Any) -> None: ...
     def backward(
         self,
         q: Any,
@@ -89,6 +105,7 @@ class Plan:
         dq: Any,
         dk: Any,
         dv: Any,
+        stream: Any,
     ) -> None: ...
     @property
     def q_rows(self) -> int: ...

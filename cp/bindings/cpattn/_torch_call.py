@@ -12,7 +12,7 @@ import torch
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
 from cpattn.attention import Attention, Plan, ProblemArguments, problem_arguments
-from cpattn.groups import seconds
+from cpattn.groups import cuda_group, seconds
 
 # Plans kept per group, the least recently used one goes first: enough for the shapes of a model's
 # layers, and for packs whose lengths change with every step.
@@ -44,6 +44,19 @@ _FORMATS = {
 _MAX_LENGTHS_NAMED = 64
 
 
+def cuda_stream(device: torch.device) -> Tuple[Optional[int], bool]:
+    """The handle of torch's current stream of a GPU (0 is the default one), and whether it is in
+    capture; None and False on the CPU.
+
+    The one piece of cpattn.torch that no test executes for a GPU: tests replace it, as torch
+    without CUDA has no streams.
+    """
+    if device.type == "cpu":
+        return None, False
+    with torch.cuda.device(device):
+        return torch.cuda.current_stream().cuda_stream, torch.cuda.is_current_stream_capturing()
+
+
 class Call(NamedTuple):
     """What a plan is found by. Without lengths (`cu_seqlens` is None) there is one document: all
     rows of all ranks, which is why the rows belong to it."""
@@ -54,6 +67,7 @@ class Call(NamedTuple):
     kv_rows: int
     options: Tuple[Tuple[str, Any], ...]
     isa: Optional[str]
+    device: torch.device
 
     def lines(self, requires_grad: bool) -> str:
         """What must be equal on all ranks, as key=value lines."""
@@ -65,6 +79,7 @@ class Call(NamedTuple):
             if len(cu) > _MAX_LENGTHS_NAMED:
                 values[f"digest of {name}"] = _digest(struct.pack(f"={len(cu)}q", *cu))
         values.update(self.options, isa=self.isa, requires_grad=requires_grad)
+        values["device"] = self.device.type  # each rank has its own GPU
         values.pop("threads")
         return "".join(f"{name}={value}\n" for name, value in values.items())
 
@@ -76,11 +91,8 @@ def _digest(data: bytes) -> str:
 def _check_tensor(name: str, tensor: Any, qkv_format: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(f"{name}: a {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.device.type != "cpu":
-        raise InvalidArgumentError(
-            f"{name}: device {tensor.device}, expected cpu: this build computes on CPU; move it "
-            "with .cpu()"
-        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"{name}: device {tensor.device}, expected cpu or cuda")
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(f"{name}: layout {tensor.layout}, expected torch.strided")
     if tensor.dtype not in PLANNED_DTYPES and tensor.dtype != torch.float64:
@@ -106,6 +118,8 @@ def check_tensors(q: Any, k: Any, v: Any, qkv_format: str) -> None:
         _check_tensor(name, tensor, qkv_format)
         if tensor.dtype != q.dtype:
             raise InvalidArgumentError(f"{name}: dtype {tensor.dtype}, expected q's {q.dtype}")
+        if tensor.device != q.device:
+            raise InvalidArgumentError(f"{name}: device {tensor.device}, expected q's {q.device}")
     same_batch = qkv_format == "thd" or all(
         t.shape[qkv_format.index("b")] == q.shape[qkv_format.index("b")] for t in (k, v)
     )
@@ -113,6 +127,31 @@ def check_tensors(q: Any, k: Any, v: Any, qkv_format: str) -> None:
         raise InvalidArgumentError(
             f"q, k, v: shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}, expected k and v "
             "alike but for their channels, and q with k's channels and batch"
+        )
+
+
+def check_maxima(head_maxima: Any, q: torch.Tensor, heads: int) -> None:
+    """InvalidArgumentError unless the largest logits of so many heads can be kept there."""
+    if not isinstance(head_maxima, torch.Tensor):
+        raise InvalidArgumentError(
+            f"head_maxima: a {type(head_maxima).__name__}, expected a torch.Tensor"
+        )
+    found = (head_maxima.dtype, tuple(head_maxima.shape), head_maxima.device)
+    expected = (torch.float32, (heads,), q.device)
+    if found != expected or not head_maxima.is_contiguous() or head_maxima.requires_grad:
+        raise InvalidArgumentError(
+            f"head_maxima: {found[0]} {list(found[1])} on {found[2]}, expected contiguous "
+            f"{expected[0]} {list(expected[1])} on {expected[2]} without requires_grad"
+        )
+    if q.dtype == torch.float64:
+        raise InvalidArgumentError("head_maxima: with float64, expected None")
+
+
+def _check_place(group: _cpattn.Group, device: torch.device) -> None:
+    # Ranks with their rows in host memory may bring them on GPUs: see placed_group.
+    if group.device not in ("cpu", str(device)):
+        raise InvalidArgumentError(
+            f"q: device {device}, expected {group.device}, where this group's arrays are"
         )
 
 
@@ -144,6 +183,12 @@ def checked_call(
     config: Dict[str, Any],
 ) -> Call:
     """The call that [tokens, heads, channels] tensors and these arguments make."""
+    _check_place(group, q.device)
+    if q.dtype == torch.float64 and q.device.type != "cpu":
+        raise InvalidArgumentError(
+            f"q: dtype torch.float64 on {q.device}, expected float32, float16 or bfloat16: float64 "
+            "is for gradcheck on the CPU"
+        )
     if q.dtype == torch.float64 and group.size > 1:
         raise InvalidArgumentError(
             f"q: dtype torch.float64 on {group.size} ranks, expected float32, float16 or bfloat16: "
@@ -168,31 +213,44 @@ def checked_call(
     options = Attention(group, causal=causal, isa=isa, **config).options
     seconds(options["timeout"])  # all wait that long before anything is planned
     call = Call(
-        problem, cu_seqlens is not None, q.shape[0], k.shape[0], tuple(options.items()), isa
+        problem,
+        cu_seqlens is not None,
+        q.shape[0],
+        k.shape[0],
+        tuple(options.items()),
+        isa,
+        q.device,
     )
     local_problem(call)  # lengths that cannot be stated are this rank's complaint, not its end
     return call
 
 
+class _News(NamedTuple):
+    """What a call needs that it has not got: a plan, a group on GPUs."""
+
+    plan: bool
+    group: bool
+
+
 def _exchange(
-    group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool, is_new: bool
-) -> Tuple[List[Tuple[int, int]], bool]:
-    """Everybody's rows, and whether the call is new to anybody. One small message per peer unless
-    something is wrong; then the same InvalidArgumentError on all ranks."""
+    group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool, news: _News
+) -> Tuple[List[Tuple[int, int]], _News]:
+    """Everybody's rows, and what anybody needs. One small message per peer unless something is
+    wrong; then the same InvalidArgumentError on all ranks."""
     rows = (0, 0) if call is None else (call.q_rows, call.kv_rows)
     if group.size == 1:
         group.agree("", complaint)
-        return [rows], is_new
+        return [rows], news
     lines = "" if call is None else call.lines(requires_grad)
     timeout = 60.0 if call is None else dict(call.options)["timeout"]
     digest = _digest(lines.encode() + (b"refused" if complaint else b"")).encode()
-    mine = digest + struct.pack("=2q?", *rows, is_new)
-    everybody = [(b[:16], struct.unpack("=2q?", b[16:])) for b in group.all_gather(mine, timeout)]
+    mine = digest + struct.pack("=2q2?", *rows, *news)
+    everybody = [(b[:16], struct.unpack("=2q2?", b[16:])) for b in group.all_gather(mine, timeout)]
     if complaint or any(theirs != digest for theirs, _ in everybody):
         group.agree(lines, complaint, timeout)
-    return [(q_rows, kv_rows) for _, (q_rows, kv_rows, _) in everybody], any(
-        flag for _, (_, _, flag) in everybody
-    )
+    of_all = [numbers for _, numbers in everybody]
+    needs = _News(any(n[2] for n in of_all), any(n[3] for n in of_all))
+    return [(q_rows, kv_rows) for q_rows, kv_rows, _, _ in of_all], needs
 
 
 def with_lengths(call: Call, rows: List[Tuple[int, int]]) -> ProblemArguments:
@@ -208,23 +266,47 @@ def local_problem(call: Call) -> _cpattn.Problem:
     return _cpattn.Problem(*with_lengths(call, [(call.q_rows, call.kv_rows)]))
 
 
+def _placed_group(group: _cpattn.Group, device: torch.device) -> Optional[_cpattn.Group]:
+    """The group of the same ranks whose arrays are on the device, kept with `group`; None where it
+    has not been made. Its exchange is "auto"; pass a `cuda_group` for another one."""
+    if device.type == "cpu" or group.device != "cpu":
+        return group
+    return group.__dict__.setdefault("_cuda_groups", {}).get(device.index)
+
+
+def _plans_of(group: _cpattn.Group) -> "collections.OrderedDict[Call, Plan]":
+    return group.__dict__.setdefault("_torch_plans", collections.OrderedDict())
+
+
 def agreed_plan(
     group: _cpattn.Group, call: Optional[Call], complaint: str, requires_grad: bool
 ) -> Plan:
-    """The plan of a call, kept with its group. Collective.
+    """The plan of a call, kept with the group it is on. Collective.
 
     All ranks make a new one together, or use the one they have. A rank that refuses its arguments
     says so in `complaint`, and all raise InvalidArgumentError.
     """
-    plans = group.__dict__.setdefault("_torch_plans", collections.OrderedDict())
-    rows, is_new = _exchange(group, call, complaint, requires_grad, call not in plans)
+    news = _News(False, False)
+    if call is not None:
+        placed = _placed_group(group, call.device)
+        news = _News(placed is None or call not in _plans_of(placed), placed is None)
+        if news.plan and not complaint and cuda_stream(call.device)[1]:
+            complaint = "stream: in capture, expected a call like this one before: a warm-up"
+    rows, news = _exchange(group, call, complaint, requires_grad, news)
     assert call is not None, "a rank without a call has a complaint, and that was raised"
-    if not is_new:
+    if news.group:
+        group.__dict__["_cuda_groups"][call.device.index] = cuda_group(
+            group, device=call.device.index, timeout=dict(call.options)["timeout"]
+        )
+    placed = _placed_group(group, call.device)
+    assert placed is not None, "there was one, or it was made"
+    plans = _plans_of(placed)
+    if call in plans and not news.plan:
         plans.move_to_end(call)
         return plans[call]
     options = dict(call.options)
     causal = options.pop("mask") == "causal"
-    attention = Attention(group, causal=causal, isa=call.isa, **options)
+    attention = Attention(placed, causal=causal, isa=call.isa, **options)
     plans.pop(call, None)
     plans[call] = attention.make(with_lengths(call, rows))
     while len(plans) > MAX_PLANS:

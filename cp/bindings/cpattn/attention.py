@@ -107,9 +107,10 @@ class Plan:
     Made by `Attention.plan`. One thread at a time; every call is collective over the group.
     """
 
-    def __init__(self, core: _cpattn.Plan, problem: ProblemArguments):
+    def __init__(self, core: _cpattn.Plan, problem: ProblemArguments, device: str):
         self._core = core
         self._problem = problem
+        self._device = device
 
     @property
     def q_rows(self) -> int:
@@ -141,7 +142,17 @@ class Plan:
         """ "bitwise across CP sizes", or why not."""
         return self._core.guarantee
 
-    def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, lse: Any = None) -> tuple:
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        head_maxima: Any = None,
+        stream: Optional[int] = None,
+    ) -> tuple:
         """Attention of this rank's queries over all keys of their documents. Collective.
 
         Args:
@@ -151,6 +162,14 @@ class Plan:
                 new numpy array.
             lse: float32 [q_rows, num_heads], natural log of the sum of exp(softmax_scale * q.k);
                 -inf where a query sees no key (out is 0 there). None: a new numpy array.
+            head_maxima: float32 [num_heads], contiguous, or None; head_maxima[h] becomes the larger
+                of what it was and the largest visible softmax_scale * q.k of head h over this
+                rank's rows. Begin with `reset_head_maxima`; `cpattn.max_over_ranks` makes it the
+                group's.
+            stream: of a `cuda_group`, the handle of the CUDA stream in whose order the work is
+                done, later than this returns; it may be in capture. None, 0 or 1: the default
+                stream. Arrays must stay until the work is done, or be given back in the order of
+                that stream, as torch and CuPy do. On a GPU out and lse must be given.
         Returns:
             (out, lse): those given, or new ones.
         Raises:
@@ -159,6 +178,7 @@ class Plan:
         """
         problem = self._problem
         try:
+            self._require_given(out=out, lse=lse)
             if out is None:
                 out = _empty(
                     "out", (self.q_rows, problem.num_heads, problem.value_dim), problem.out_dtype
@@ -168,8 +188,27 @@ class Plan:
         except Exception as error:
             self._core.refuse(complaint_of(error))
             raise  # not reached: refusing raises
-        self._core.forward(q, k, v, out, lse)
+        self._core.forward(q, k, v, out, lse, head_maxima, stream)
         return out, lse
+
+    def prepare_backward(self) -> None:
+        """Takes the backward's memory now, not in the first backward, which without this is refused
+        in a capture. Collective."""
+        self._core.prepare_backward()
+
+    def reset_head_maxima(self, head_maxima: Any, *, stream: Optional[int] = None) -> None:
+        """Makes `head_maxima`, float32 [num_heads], "nothing observed", -inf: in place; on a GPU in
+        the order of `stream`, which may be in capture. Not collective."""
+        self._core.reset_head_maxima(head_maxima, stream)
+
+    def _require_given(self, **outputs: Any) -> None:
+        if self._device == "cpu":
+            return
+        for name, output in outputs.items():
+            if output is None:
+                raise InvalidArgumentError(
+                    f"{name}: None, expected an array in memory of {self._device} to write to"
+                )
 
     def backward(
         self,
@@ -184,6 +223,7 @@ class Plan:
         dq: Any = None,
         dk: Any = None,
         dv: Any = None,
+        stream: Optional[int] = None,
     ) -> tuple:
         """Gradients of this rank's rows of q, k and v. Collective.
 
@@ -194,6 +234,9 @@ class Plan:
             dlse: gradient of lse, float32 [q_rows, num_heads]; None: zeros.
             dq, dk, dv: shaped as q, k, v; float32, float16 or bfloat16; written in place, and
                 overlapping nothing else. None: new numpy arrays of the plan's dtype.
+            stream: as in forward. On a GPU dq, dk and dv must be given; the first call of a plan
+                takes its memory, so in a capture it is refused unless `prepare_backward` was
+                called before.
         Returns:
             (dq, dk, dv): those given, or new ones.
         Raises:
@@ -203,6 +246,7 @@ class Plan:
         problem = self._problem
         kv_shape = (self.kv_rows, problem.num_kv_heads)
         try:
+            self._require_given(dq=dq, dk=dk, dv=dv)
             if dq is None:
                 dq = _empty("dq", (self.q_rows, problem.num_heads, problem.head_dim), problem.dtype)
             if dk is None:
@@ -212,7 +256,7 @@ class Plan:
         except Exception as error:
             self._core.refuse(complaint_of(error))
             raise  # not reached: refusing raises
-        self._core.backward(q, k, v, out, lse, dout, dlse, dq, dk, dv)
+        self._core.backward(q, k, v, out, lse, dout, dlse, dq, dk, dv, stream)
         return dq, dk, dv
 
 
@@ -233,14 +277,16 @@ class Attention:
     """A group of ranks and a configuration.
 
     Args:
-        group: `cpattn.world()`, `cpattn.self_group()`, an mpi4py communicator; None: the world.
+        group: `cpattn.world()`, `cpattn.self_group()`, an mpi4py communicator; None: the world. Of
+            `cpattn.cuda_group(...)`, whose arrays are on GPUs.
         causal: whether a query sees only keys up to its own place (bottom-right aligned when a
             document has more keys than queries).
         options: the knobs of docs/configuration.md by their YAML names: sharding, schedule,
             chunk_tokens, threads (default: this host's cores divided among its ranks), timeout,
             verify_checksum, shuffle_arrival. (max_message_bytes is the group's: where messages are
             cut, `plan` refuses another value than the default. `mask` is refused: it is `causal`.)
-        isa: "generic", "avx2", ...; None: the best this machine has.
+        isa: "generic", "avx2", ...; None: the best this machine has. None on a GPU, where `threads`
+            means nothing.
     Raises:
         InvalidArgumentError: an unknown option or a value of the wrong type.
     """
@@ -290,7 +336,7 @@ class Attention:
 
     def make(self, arguments: ProblemArguments) -> Plan:
         """The plan of arguments that no rank refuses. Collective."""
-        return Plan(self._core.plan(_cpattn.Problem(*arguments)), arguments)
+        return Plan(self._core.plan(_cpattn.Problem(*arguments)), arguments, self.group.device)
 
     def explain(self, **problem: Any) -> Dict[str, Any]:
         """What would run and why, or why not, without doing it. Not collective.

@@ -144,6 +144,63 @@ def _not_a_group(comm: Any) -> str:
     )
 
 
+def cuda_group(
+    group: GroupLike = None,
+    *,
+    device: int,
+    exchange: str = "auto",
+    nccl_comm: Optional[int] = None,
+    backend: Optional[str] = None,
+    timeout: float = 60.0,
+) -> _Group:
+    """The same ranks with their arrays in the memory of a GPU each. Collective.
+
+    Not run on a GPU: tested on doubles of CUDA and NCCL that execute kernels on the CPU.
+
+    Args:
+        group: the ranks, as everywhere; None: the world.
+        device: this rank's GPU, as CUDA counts those of this process.
+        exchange: what moves rows between GPUs: "nccl"; "host", messages through host memory, which
+            cannot be captured; "auto", nccl where every rank has a GPU of its own. Equal on all
+            ranks.
+        nccl_comm: address of an ncclComm_t of these ranks on these GPUs, which nobody else uses
+            while plans of this group do, and which outlives them; None: one is made.
+        backend: path of the shared object with the kernels; None: the installed one.
+        timeout: seconds for all of it.
+    Returns:
+        a group whose plans take arrays in that memory and a stream.
+    Raises:
+        UnsupportedError: on every rank, where a rank has no backend, no driver or one older than
+            the runtime, no GPU, or one older than sm_80.
+        InvalidArgumentError: on every rank, for an argument that is wrong or differs, no such
+            device, two ranks on one GPU with nccl, an NCCL communicator that was destroyed or is of
+            other ranks or another GPU.
+        DeviceError, CommError: CUDA or NCCL failed, or a rank is late.
+    """
+    return _cpattn.cuda_group(group_of(group), device, exchange, nccl_comm, backend, timeout)
+
+
+def max_over_ranks(
+    values: Any, group: GroupLike = None, *, stream: Optional[int] = None, timeout: float = 60.0
+) -> Any:
+    """values[i] becomes the largest values[i] of any rank, in place. Collective.
+
+    For `head_maxima` of a plan's forward. -inf is neutral ("nothing observed"), a NaN of any rank
+    wins; the same bits on all ranks.
+
+    Args:
+        values: float32 [n], contiguous, writable, where the group's arrays are. On a GPU, what
+            `stream` was given before is done when they are read, and the result is there for every
+            stream when this returns; not in a capture.
+        group: None: the world. stream: as in `Plan.forward`.
+    Returns: values.
+    Raises:
+        InvalidArgumentError: on every rank, when any rank's array does not fit or lengths differ.
+    """
+    group_of(group).max_over_ranks(values, stream, timeout)
+    return values
+
+
 def group_of(group: GroupLike) -> _Group:
     """The group that an argument `group=` means; None: the world."""
     return world() if group is None else Group(group)

@@ -17,10 +17,27 @@ import torch
 
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError, UnsupportedError
-from cpattn._torch_call import agreed_plan, check_tensors, checked_call, local_problem
+from cpattn import _torch_call
+from cpattn._torch_call import (
+    agreed_plan,
+    check_maxima,
+    check_tensors,
+    checked_call,
+    local_problem,
+)
 from cpattn.groups import GroupLike, complaint_of, group_of
 
 __all__ = ["ContextParallelAttention", "context_parallel_attention"]
+
+
+# Addresses on a GPU are multiples of this many bytes.
+_ALIGNMENT = 16
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers without gaps, at an address that a GPU takes."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 class _Gradients(torch.autograd.Function):
@@ -40,10 +57,12 @@ class _PlannedAttention(torch.autograd.Function):
     value: whatever group the next call uses, this one's gradients travel on their own."""
 
     @staticmethod
-    def forward(ctx, plan, q, k, v):
-        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32)
-        plan.forward(q.detach(), k.detach(), v.detach(), out=out, lse=lse)
+    def forward(ctx, plan, head_maxima, q, k, v):
+        out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        stream, _ = _torch_call.cuda_stream(q.device)
+        rows = (q.detach(), k.detach(), v.detach())
+        plan.forward(*rows, out=out, lse=lse, head_maxima=head_maxima, stream=stream)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
@@ -54,12 +73,18 @@ class _PlannedAttention(torch.autograd.Function):
         def compute(q, k, v, out, lse, dout, dlse):
             # Autograd brings no gradient for an output nobody used, and any strides, such as the
             # zeros of an expanded scalar.
-            dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-            dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
-            ctx.plan.backward(q, k, v, out, lse, dout, dlse=dlse, dq=dq, dk=dk, dv=dv)
+            dout = torch.zeros_like(out) if dout is None else _dense(dout)
+            dlse = None if dlse is None else _dense(dlse)
+            dq, dk, dv = (
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                for tensor in (q, k, v)
+            )
+            stream, _ = _torch_call.cuda_stream(q.device)
+            given = (q, k, v, out, lse, dout)
+            ctx.plan.backward(*given, dlse=dlse, dq=dq, dk=dk, dv=dv, stream=stream)
             return dq, dk, dv
 
-        return None, *_Gradients.apply(compute, *ctx.saved_tensors, dout, dlse)
+        return None, None, *_Gradients.apply(compute, *ctx.saved_tensors, dout, dlse)
 
 
 class _DoubleAttention(torch.autograd.Function):
@@ -104,6 +129,17 @@ def _from_thd(tensor: torch.Tensor, qkv_format: str, batch: int) -> torch.Tensor
     return tensor.transpose(0, 1) if qkv_format == "bshd" else tensor
 
 
+def _attend(plan, head_maxima, rows, batch):
+    """out, lse of rows [tokens, batch * heads, channels]; `head_maxima` is of the batch's heads."""
+    if head_maxima is None or batch == 1:
+        return _PlannedAttention.apply(plan, head_maxima, *rows)
+    maxima = torch.full((rows[0].shape[1],), -float("inf"), device=rows[0].device)
+    results = _PlannedAttention.apply(plan, maxima, *rows)
+    maxima = maxima.unflatten(0, (batch, head_maxima.shape[0])).amax(0)
+    head_maxima.copy_(torch.maximum(head_maxima, maxima))
+    return results
+
+
 def _one_group(group: GroupLike, cp_group: GroupLike) -> GroupLike:
     if group is not None and cp_group is not None and group is not cp_group:
         raise InvalidArgumentError("group, cp_group: two names of one argument, expected one")
@@ -125,6 +161,7 @@ def context_parallel_attention(
     qkv_format: str = "thd",
     attn_mask_type: Optional[str] = None,
     cp_group: GroupLike = None,
+    head_maxima: Optional[torch.Tensor] = None,
     **config: Any,
 ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
     """softmax(softmax_scale * q k^T + mask) v over the sequence that the group's ranks share.
@@ -134,9 +171,12 @@ def context_parallel_attention(
 
     Args:
         q: [tokens, heads, channels], this rank's query rows in the order of the sharding
-            (`cpattn.Sharding.shard`); float32, float16 or bfloat16 on the CPU; any strides, but the
-            last dimension contiguous. float64 on one rank runs through the reference, slowly: that
-            is for torch.autograd.gradcheck.
+            (`cpattn.Sharding.shard`); float32, float16 or bfloat16; any strides, but the last
+            dimension contiguous. float64 on one rank runs through the reference, slowly: that is
+            for torch.autograd.gradcheck. On the CPU; or on a GPU, in the order of torch's current
+            stream, which may be in capture (torch.cuda.graph) after a warm-up of forward and
+            backward with the same shapes, lengths and knobs. Addresses on a GPU are multiples of
+            16. GPUs: executed on doubles of CUDA only, not run on a GPU.
         k, v: [tokens, kv_heads, channels] likewise; query head h reads kv head
             h // (heads // kv_heads). v may have another number of channels.
         cu_seqlens: *global* cumulative lengths of the packed documents, [documents + 1] integers
@@ -148,14 +188,19 @@ def context_parallel_attention(
         sharding: "zigzag", "contiguous" or "dual_chunk": which rank owns which rows.
         group: None: all ranks of mpirun, or this process alone; `cpattn.world()`,
             `cpattn.self_group()`, or an mpi4py communicator. Used for this call and its backward,
-            remembered for no other. `cp_group` is the same.
+            remembered for no other. `cp_group` is the same. For tensors on GPUs the first call
+            makes a `cpattn.cuda_group` of these ranks, kept with the group; or pass one.
         return_lse: also return the natural log of the sum of exp(softmax_scale * q.k).
         qkv_format: "thd"; "sbhd" [tokens, batch, heads, channels] or "bshd" [batch, tokens, heads,
             channels] for a batch of documents of one length, each split alike (bshd costs a copy
             of each tensor).
         attn_mask_type: Transformer Engine's name for the mask, instead of `causal`.
+        head_maxima: float32 [heads], contiguous, on q's device: head_maxima[h] becomes the larger
+            of what it was and the largest visible softmax_scale * q.k of head h over this rank's
+            rows, in place and outside of autograd. Begin with -inf, which stays where nothing was
+            observed; `cpattn.max_over_ranks` makes it the group's.
         config: knobs by their names: schedule, chunk_tokens, threads (default:
-            torch.get_num_threads()), timeout, isa, ...
+            torch.get_num_threads()), timeout, isa, ...; isa and threads are of the CPU.
     Returns:
         out, in the layout and dtype of q with v's channels; with return_lse (out, lse), lse float32
         without the last dimension. Both are differentiable.
@@ -171,6 +216,9 @@ def context_parallel_attention(
         _one_group(group, cp_group)
         check_tensors(q, k, v, qkv_format)
         rows = [_to_thd(tensor, qkv_format) for tensor in (q, k, v)]
+        batch = 1 if qkv_format == "thd" else q.shape[qkv_format.index("b")]
+        if head_maxima is not None:
+            check_maxima(head_maxima, q, q.shape[-2])
         if qkv_format != "thd" and cu_seqlens is not None:
             raise InvalidArgumentError(
                 f"cu_seqlens: given with qkv_format {qkv_format!r}, expected None or 'thd'"
@@ -194,8 +242,7 @@ def context_parallel_attention(
         out, lse = _DoubleAttention.apply(call, *rows)
     else:
         plan = agreed_plan(ranks, call, complaint, requires_grad)
-        out, lse = _PlannedAttention.apply(plan, *rows)
-    batch = 1 if qkv_format == "thd" else q.shape[qkv_format.index("b")]
+        out, lse = _attend(plan, head_maxima, rows, batch)
     out = _from_thd(out, qkv_format, batch)
     return (out, _from_thd(lse, qkv_format, batch)) if return_lse else out
 
@@ -240,6 +287,7 @@ class ContextParallelAttention(torch.nn.Module):
         cu_seqlens_kv: Any = None,
         group: GroupLike = None,
         return_lse: bool = False,
+        head_maxima: Optional[torch.Tensor] = None,
     ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
         """As `context_parallel_attention`."""
         return context_parallel_attention(
@@ -250,6 +298,7 @@ class ContextParallelAttention(torch.nn.Module):
             cu_seqlens_kv=cu_seqlens_kv,
             group=self.group if group is None else group,
             return_lse=return_lse,
+            head_maxima=head_maxima,
             **self.settings,
         )
 

@@ -210,7 +210,8 @@ class Refusals(unittest.TestCase):
         for pattern, tensors, keywords in (
             (r"q: dtype torch.int32", (q.int(), k, v), {}),
             (r"k: dtype torch.float16, expected q's torch.float32", (q, k.half(), v), {}),
-            (r"q: device meta, expected cpu: this build computes on CPU", (q.to("meta"), k, v), {}),
+            (r"q: device meta, expected cpu or cuda", (q.to("meta"), k, v), {}),
+            (r"k: device meta, expected cpu or cuda", (q, k.to("meta"), v), {}),
             (r"q: stride 2 in the last dimension", (q[..., ::2], k, v), {}),
             (r"q: shape \[20, 96\], expected \[tokens", (q.flatten(1), k, v), {}),
             (r"q: a ndarray, expected a torch.Tensor", (q.numpy(), k, v), {}),
