@@ -137,6 +137,11 @@ main() {
   local tests=''
   while (($# > 0)); do
     case $1 in
+      --out=* | --backend=* | --program=* | --tests=*)
+        local name=${1%%=*}
+        printf -v "${name#--}" '%s' "${1#*=}"
+        shift
+        ;;
       --out | --backend | --program | --tests)
         (($# > 1)) || die 2 "$1: expected a path after it"
         printf -v "${1#--}" '%s' "$2"

@@ -1,5 +1,5 @@
 // The one header through which device source sees CUDA: nvcc's, or the host layer that executes
-// the same source on a CPU (docs/gpu.md).
+// the same source on a CPU (docs/gpu_testing.md).
 #pragma once
 
 #if defined(__CUDACC__)

@@ -19,6 +19,8 @@ BENCH = [
     *"bench --suite=gpu --seq-lens=96 --heads=2 --kv-heads=1 --head-dims=32".split(),
     *f"--masks=causal --repetitions=2 --cuda-backend={DOUBLES}".split(),
 ]
+SCRIPT = os.path.join(os.path.dirname(__file__), "../../launch/check_gpu.sh")
+TESTS = os.path.dirname(DOUBLES)
 NO_BACKEND = "--cuda-backend=/nowhere/backend.so"
 
 
@@ -108,6 +110,42 @@ class BenchTest(ReportCase):
         result = execute([PROGRAM, "bench", f"--cuda-backend={DOUBLES}"])
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
         self.assertIn("device cpu uses no GPU", result.stderr)
+
+
+class CheckGpuTest(ReportCase):
+    """launch/check_gpu.sh, as far as there is something to check without a GPU."""
+
+    def check(self, *arguments, program=PROGRAM):
+        return execute(
+            [SCRIPT, f"--backend={DOUBLES}", f"--program={program}", f"--tests={TESTS}", "--quick",
+             f"--out={self.folder.name}", *arguments]
+        )  # fmt: skip
+
+    def test_all_of_it_passes_on_the_doubles(self):
+        result = self.check()
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        with open(os.path.join(self.folder.name, "summary.txt"), encoding="utf-8") as file:
+            lines = [line.split()[:3] for line in file if line.strip()]
+        passed = {line[1] for line in lines if line[0] == "passed"}
+        self.assertEqual(
+            passed, {"doctor", "tests", "parity_bits", "parity_against_cpu", "parity_odd", "bench"}
+        )
+        not_run = {line[2] for line in lines if line[0] == "not"}
+        self.assertEqual(not_run, {"conformance", "sanitizers"})
+        self.assertIn("on: doubles on the CPU, no GPU", result.stdout)
+
+    def test_what_fails_is_told_and_the_rest_is_still_run(self):
+        result = self.check(program="/bin/false")
+
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r"FAILED +parity_bits")
+        self.assertRegex(result.stdout, r"passed +tests")
+        self.assertRegex(result.stdout, r"FAILED +bench")
+
+    def test_bad_usage(self):
+        for arguments in (["--backend"], ["--nothing"], ["--tests=/x"]):
+            self.assertEqual(execute([SCRIPT, *arguments]).returncode, 2)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ namespace {
 
 class Conformance : public HostTest {};
 
-// After a change that is meant to change it: CP_CONFORMANCE in docs/gpu.md writes it anew.
+// After a change that is meant to change it: CP_CONFORMANCE in docs/gpu_testing.md writes it anew.
 TEST_F(Conformance, TheHostGivesTheGoldenWords) {
   std::ifstream file("tests/goldens/cuda_conformance.txt");
   std::stringstream golden;
