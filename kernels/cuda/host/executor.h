@@ -3,8 +3,8 @@
 //
 // What a device leaves open is chosen here, since a kernel must be right for every choice: the
 // order of threads and the moment at which asynchronous copies land. A test runs its cases under
-// several (docs/gpu_testing.md says which finds what). Blocks run in ascending order, so a block may
-// wait for an earlier one and never for a later one.
+// several (docs/gpu_testing.md says which finds what). Blocks run in ascending order, so a block
+// may wait for an earlier one and never for a later one.
 #pragma once
 
 #include <cstddef>
