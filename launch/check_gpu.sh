@@ -15,7 +15,8 @@ usage: launch/check_gpu.sh [--out DIR] [--quick]
 Builds cpattn with its CUDA backend for the GPU of this machine (in build-gpu/ beside this folder),
 then runs, in this order: the conformance report of the instructions that kernels are made of
 against its golden file, the tests labelled `cuda`, parity of several CP sizes and of GPU and CPU,
-the same small parity under compute-sanitizer, and the benchmark.
+the same small parity under compute-sanitizer, the benchmark, and the benchmark against PyTorch
+where CPATTN_PYTHON (default: python3) has a torch for CUDA and cpattn.
 
   --out DIR      where logs, reports and bench.json go (default: gpu-report/ beside this folder)
   --quick        sizes that take no time, no conformance, no sanitizers
@@ -133,6 +134,17 @@ check_speed() {
     "${size[@]}" && tail -n +2 -- "$out/bench.log"
 }
 
+check_torch() {
+  local python=${CPATTN_PYTHON:-python3}
+  if $quick || ! "$python" -c 'import torch, cpattn; assert torch.cuda.is_available()' \
+    2>/dev/null; then
+    not_run torch "needs a $python with torch for CUDA and cpattn, and no --quick"
+    return
+  fi
+  step torch "$python" tests/perf/bench_torch.py --device cuda --heads 16 --dtypes bf16 \
+    --tokens 1024,8192,16384 --json "$out/bench_torch.json" && tail -n +2 -- "$out/torch.log"
+}
+
 main() {
   local tests=''
   while (($# > 0)); do
@@ -181,6 +193,7 @@ main() {
     check_parity
     check_memory
     check_speed
+    check_torch
   fi
   printf '%s\n' '' "${summary[@]}" | tee "$out/summary.txt"
   return "$failed"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""cpattn against PyTorch's scaled_dot_product_attention on this CPU: seconds and ratio per case.
+"""cpattn against PyTorch's scaled_dot_product_attention on this CPU, or on a GPU: seconds and ratio
+per case.
 
 Both run in one process with the same number of threads on the same numbers, each in the layout it
 likes best ([tokens, heads, channels] here, [1, heads, tokens, channels] there), in turns, so that a
@@ -11,6 +12,9 @@ It needs a PyTorch of 2.0 or newer, in an environment of its own (from the root 
     python3 -m venv build/bench-venv
     build/bench-venv/bin/pip install torch .
     build/bench-venv/bin/python tests/perf/bench_torch.py --threads 1 --json build/bench_torch.json
+
+With --device cuda it needs a PyTorch that has CUDA, and nvcc and NCCL when cpattn is installed.
+That has not been run yet.
 """
 
 import argparse
@@ -32,20 +36,26 @@ import cpattn.torch
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-def ours(q, k, v, causal, threads):
+def ours(q, k, v, causal, options):
     return cpattn.torch.context_parallel_attention(
-        q, k, v, causal=causal, group=cpattn.self_group(), threads=threads
+        q, k, v, causal=causal, group=options.group, **options.knobs
     )
 
 
-def theirs(q, k, v, causal, threads):
+def theirs(q, k, v, causal, options):
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def wait(options):
+    """Until the device has done all it was given."""
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+
+
 class Contender:
-    def __init__(self, attend, tensors, dout, causal, threads):
+    def __init__(self, attend, tensors, dout, causal, options):
         self.attend, self.dout = attend, dout
-        self.tensors, self.settings = tensors, (causal, threads)
+        self.tensors, self.settings, self.options = tensors, (causal, options), options
         self.seconds = {"forward": [], "forward+backward": []}
 
     def run(self, direction):
@@ -54,10 +64,12 @@ class Contender:
         for tensor in self.tensors:
             tensor.grad = None
             tensor.requires_grad_(is_training)
+        wait(self.options)
         started = time.perf_counter()
         out = self.attend(*self.tensors, *self.settings)
         if is_training:
             out.backward(self.dout)
+        wait(self.options)
         self.seconds[direction].append(time.perf_counter() - started)
         return [out.detach()] + ([t.grad for t in self.tensors] if is_training else [])
 
@@ -72,11 +84,14 @@ def distance(one, other):
 def measure(dtype, dim, tokens, causal, options):
     """Records of both directions of one case."""
     torch.manual_seed(tokens + dim)
-    q, k, v, dout = (torch.randn(tokens, options.heads, dim).to(DTYPES[dtype]) for _ in range(4))
+    q, k, v, dout = (
+        torch.randn(tokens, options.heads, dim).to(DTYPES[dtype]).to(options.device)
+        for _ in range(4)
+    )
     moved = [x.transpose(0, 1).contiguous()[None] for x in (q, k, v, dout)]
     contenders = (
-        Contender(ours, [q, k, v], dout, causal, options.threads),
-        Contender(theirs, moved[:3], moved[3], causal, options.threads),
+        Contender(ours, [q, k, v], dout, causal, options),
+        Contender(theirs, moved[:3], moved[3], causal, options),
     )
     for direction in ("forward", "forward+backward"):
         results = [contender.run(direction) for contender in contenders]  # and warm
@@ -109,6 +124,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", default="1024,2048,4096,8192")
@@ -121,11 +137,17 @@ def main():
             f"torch {torch.__version__} has no scaled_dot_product_attention: see --help"
         )
     torch.set_num_threads(options.threads)
+    options.group, options.knobs = cpattn.self_group(), {"threads": options.threads}
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit(f"torch {torch.__version__} sees no GPU: --device cuda is not run")
+        options.group = cpattn.cuda_group(options.group, device=0)
+        options.knobs = {"chunk_tokens": 4096}
 
     machine = {
         "torch": torch.__version__,
         "cpattn": cpattn.__version__,
-        "kernels": cpattn.Attention(cpattn.self_group()).explain(
+        "kernels": cpattn.Attention(options.group).explain(
             seq_len=1, num_heads=1, head_dim=1
         )["kernels"],
         "threads": options.threads,
