@@ -188,6 +188,14 @@ static void test_same_bits_as_one_rank(void) {
   CHECK_OK(cpattn_group_free(&group));
 }
 
+/* Device memory that holds these numbers. */
+static void check_memory(const void* there, const float* here, size_t count) {
+  float* fetched = allocate(count, sizeof(float));
+  CHECK_CUDA(cuda.copy(fetched, there, count * sizeof(float), kToHost));
+  CHECK(memcmp(fetched, here, count * sizeof(float)) == 0);
+  free(fetched);
+}
+
 /* f32 is the CPU's arithmetic. */
 static void test_f32_has_the_bits_of_the_cpu(void) {
   cpattn_group* group = everybody();
@@ -201,12 +209,15 @@ static void test_f32_has_the_bits_of_the_cpu(void) {
   for (size_t i = 0; i < q; ++i) own.q[i] = number(1u + (unsigned)world_rank, i);
   for (size_t i = 0; i < kv; ++i) own.k[i] = number(20u + (unsigned)world_rank, i);
   for (size_t i = 0; i < kv; ++i) own.v[i] = number(30u + (unsigned)world_rank, i);
+  for (size_t i = 0; i < q; ++i) own.dout[i] = number(40u + (unsigned)world_rank, i);
   float maxima[kHeads], device_maxima[kHeads];
   CHECK_OK(cpattn_reset_head_maxima(here, maxima, NULL));
   for (int h = 0; h < kHeads; ++h) CHECK(maxima[h] == -INFINITY);
   cpattn_forward_tensors forward = forward_of(&own);
   forward.head_maxima = maxima;
+  const cpattn_backward_tensors backward = backward_of(&own);
   CHECK_OK(cpattn_forward(here, &forward));
+  CHECK_OK(cpattn_backward(here, &backward));
   CHECK_OK(cpattn_max_over_ranks(group, maxima, kHeads, NULL, 30.0));
 
   /* Room for f32, which takes twice as much. */
@@ -214,6 +225,7 @@ static void test_f32_has_the_bits_of_the_cpu(void) {
   CHECK_CUDA(cuda.copy(t.q, own.q, q * sizeof(float), kToDevice));
   CHECK_CUDA(cuda.copy(t.k, own.k, kv * sizeof(float), kToDevice));
   CHECK_CUDA(cuda.copy(t.v, own.v, kv * sizeof(float), kToDevice));
+  CHECK_CUDA(cuda.copy(t.dout, own.dout, q * sizeof(float), kToDevice));
   CHECK_OK(cpattn_reset_head_maxima(there, t.head_maxima, t.stream));
   cpattn_forward_tensors on_gpu = forward;
   on_gpu.q.data = t.q;
@@ -223,17 +235,27 @@ static void test_f32_has_the_bits_of_the_cpu(void) {
   on_gpu.lse.data = t.lse;
   on_gpu.head_maxima = t.head_maxima;
   on_gpu.stream = t.stream;
+  cpattn_backward_tensors back_on_gpu = backward;
+  back_on_gpu.q.data = t.q;
+  back_on_gpu.k.data = t.k;
+  back_on_gpu.v.data = t.v;
+  back_on_gpu.out.data = t.out;
+  back_on_gpu.lse.data = t.lse;
+  back_on_gpu.dout.data = t.dout;
+  back_on_gpu.dq.data = t.dq;
+  back_on_gpu.dk.data = t.dk;
+  back_on_gpu.dv.data = t.dv;
+  back_on_gpu.stream = t.stream;
   CHECK_OK(cpattn_forward(there, &on_gpu));
+  CHECK_OK(cpattn_backward(there, &back_on_gpu));
   CHECK_OK(cpattn_max_over_ranks(gpus, t.head_maxima, kHeads, t.stream, 30.0));
-  float *out = allocate(q, sizeof(float)), *sums = allocate(lse, sizeof(float));
-  CHECK_CUDA(cuda.copy(out, t.out, q * sizeof(float), kToHost));
-  CHECK_CUDA(cuda.copy(sums, t.lse, lse * sizeof(float), kToHost));
   CHECK_CUDA(cuda.copy(device_maxima, t.head_maxima, sizeof device_maxima, kToHost));
-  CHECK(memcmp(out, own.out, q * sizeof(float)) == 0);
-  CHECK(memcmp(sums, own.lse, lse * sizeof(float)) == 0);
   CHECK(memcmp(device_maxima, maxima, sizeof maxima) == 0);
-  free(out);
-  free(sums);
+  check_memory(t.out, own.out, q);
+  check_memory(t.lse, own.lse, lse);
+  check_memory(t.dq, own.dq, q);
+  check_memory(t.dk, own.dk, kv);
+  check_memory(t.dv, own.dv, kv);
   free_tensors(&own);
   CHECK_OK(cpattn_plan_free(&here));
   CHECK_OK(cpattn_plan_free(&there));
