@@ -6,6 +6,7 @@ where it is."""
 import ctypes
 import math
 import os
+import time
 
 import numpy
 
@@ -64,6 +65,16 @@ def copy_in(stream, to, source):
     handle = ctypes.c_void_p(stream.handle)
     addresses = ctypes.c_void_p(to.address), ctypes.c_void_p(source.address)
     call("cudaMemcpyAsync", *addresses, size, 3, handle)  # 3: within the device
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _dawdle(_):
+    time.sleep(0.2)
+
+
+def dawdle(stream):
+    """The stream takes longer for this than the host takes for a call."""
+    call("cudaLaunchHostFunc", ctypes.c_void_p(stream.handle), _dawdle, None)
 
 
 class Graph:

@@ -81,13 +81,12 @@ class Protocols(OnDoubles):
             self.assertEqual(array.asked_for, [self.stream.handle])
 
     def test_work_waits_for_the_streams_of_producers(self):
-        """Streams that dawdle show a wait that is missing."""
-        cuda_doubles.machine(delay_seed=7)
         producer = Stream()
         given = arrays(InterfaceArray)
         late = InterfaceArray(given["q"].shape, fill=given["q"].here)
         given["q"].here[...] = numpy.nan
         given["q"].stream = producer.handle
+        cuda_doubles.dawdle(producer)
         cuda_doubles.copy_in(producer, given["q"], late)
         plan_on(group()).forward(**given, stream=self.stream.handle)
         self.stream.synchronize()
@@ -96,7 +95,7 @@ class Protocols(OnDoubles):
         producer.destroy()
 
     def test_the_default_stream_is_ordered_before_and_after(self):
-        cuda_doubles.machine(has_default_stream=1, delay_seed=5)
+        cuda_doubles.machine(has_default_stream=1)
         plan = plan_on(group())
         for number in (None, 0, 1):
             with self.subTest(number):
@@ -105,6 +104,7 @@ class Protocols(OnDoubles):
                 result = DlpackArray(given["out"].shape)
                 given["q"].here[...] = numpy.nan
                 default = cuda_doubles.DEFAULT_STREAM
+                cuda_doubles.dawdle(default)
                 cuda_doubles.copy_in(default, given["q"], late)
                 plan.forward(**given, stream=number)
                 cuda_doubles.copy_in(default, result, given["out"])
