@@ -43,6 +43,13 @@ class PyPlan {
  public:
   PyPlan(std::shared_ptr<Group> group, std::unique_ptr<PlannedAttention> planned)
       : group_(std::move(group)), planned_(std::move(planned)) {}
+  /// On a GPU it waits for the work that was given to it, which may itself call Python.
+  ~PyPlan() {
+    const py::gil_scoped_release release;
+    planned_.reset();
+  }
+  PyPlan(const PyPlan&) = delete;
+  PyPlan& operator=(const PyPlan&) = delete;
 
   const Plan& plan() const { return planned_->plan(); }
 

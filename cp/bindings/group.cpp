@@ -171,6 +171,13 @@ void bind_mpi(py::module_& module) { module.attr("has_mpi") = false; }
 
 }  // namespace
 
+Group::~Group() {
+  if (gpu_ == nullptr || PyGILState_Check() == 0) return;
+  const py::gil_scoped_release release;
+  own_stream_.reset();
+  gpu_.reset();
+}
+
 Stream Group::own_stream() {
   if (own_stream_ == nullptr) own_stream_ = gpu_->make_stream();
   return own_stream_->get();

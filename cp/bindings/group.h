@@ -26,6 +26,10 @@ class Group {
         is_used_(ranks.is_used_),
         gpu_(std::move(gpu)),
         ordinal_(ordinal) {}
+  /// Waits for hops on a GPU, which may wait for work that calls Python.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   Communicator& comm() const { return *comm_; }
   const std::shared_ptr<Communicator>& shared() const { return comm_; }
