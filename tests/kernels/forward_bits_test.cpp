@@ -9,6 +9,7 @@
 
 #include "tests/support/compare.h"
 #include "tests/support/every_table.h"
+#include "tests/support/far_tensor.h"
 #include "tests/support/run_kernels.h"
 
 namespace cpattn::testing {
@@ -165,6 +166,28 @@ TEST(ForwardBits, StridesAndPoisonedPadding) {
     for (std::int64_t row = 0; row < 99; ++row)
       for (std::int64_t gap = 13; gap < 17; ++gap)
         EXPECT_TRUE(std::isnan(load_as_float(gaps.row(row, 2), dtype, gap)));
+  });
+}
+
+// The last row begins past 2^32 elements; a kernel that narrows an offset reads or writes elsewhere.
+TEST(BC_077, RowsPast32BitsOfElements) {
+  for_each_table([](const KernelTable& table, DType dtype) {
+    const AttentionCase problem =
+        make_random_case(make_shape(2, 1, 16, 16), batch_of_one(3, 3),
+                         test_config(MaskKind::causal, kOneChunk), dtype, 77);
+    const Attended near = run_one_block(table, problem);
+    const FarTensor q(problem.q.view()), k(problem.k.view()), v(problem.v.view());
+    const FarTensor out(problem.out_dtype, {3, 2, 16}), lse(DType::f32, {3, 2, 1});
+    run_one_block(table, problem,
+                  {q.view(),
+                   k.view(),
+                   v.view(),
+                   out.view(),
+                   {static_cast<float*>(lse.view().data), {3, 2}, {FarTensor::kRowStride, 1}}});
+    Attended result = unset_result(problem);
+    out.copy_to(result.out.view());
+    lse.copy_to(contiguous_tensor(static_cast<void*>(result.lse.data()), DType::f32, {3, 2, 1}));
+    EXPECT_TRUE(same(result, near));
   });
 }
 

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/base/error.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/compare.h"
 #include "tests/support/every_table.h"
+#include "tests/support/far_tensor.h"
 #include "tests/support/run_gradient.h"
 
 namespace cpattn::testing {
@@ -79,6 +81,40 @@ TEST(GradientBits, StridesChangeNothing) {
                        HostTensor(DType::f32, in.k.shape(), {2 * 40 + 3, 40, 1}),
                        HostTensor(DType::f32, in.v.shape(), {25, 25 * in.keys(), 1})};
     expect_equal(runner.backward(), expected);
+  });
+}
+
+// The last row begins past 2^32 elements; a kernel that narrows an offset reads or writes elsewhere.
+TEST(BC_077, GradientsPast32BitsOfElements) {
+  for_each_table([](const KernelTable& table, DType dtype) {
+    const GradientInputs in =
+        random_gradient_inputs(make_shape(2, 1, 16, 16), 3, 3, {MaskKind::causal, 1}, dtype, 77);
+    const Gradients expected = run_gradient(table, in);
+    GradientRunner runner(table, in);
+    const FarTensor q(in.q.view()), out(runner.out().view()), dout(in.dout.view());
+    PackQueriesArgs pack = runner.pack_args();
+    pack.q = q.view();
+    pack.out = out.view();
+    pack.dout = dout.view();
+    table.gradient.pack_queries(pack);
+
+    const FarTensor dq(DType::f32, in.q.shape()), dk(DType::f32, in.k.shape()),
+        dv(DType::f32, in.v.shape());
+    BackwardArgs args = runner.args();
+    args.dq = dq.view();
+    const Buffer image = image_of(table.gradient.step_image, args);
+    args.image = image.data();
+    table.gradient.backward(args);
+    SumDkvArgs sums = runner.sum_args();
+    sums.dk = dk.view();
+    sums.dv = dv.view();
+    table.gradient.sum_dkv(sums);
+    Gradients result = expected;
+    for (auto [far, near] : {std::pair{&dq, &result.dq}, {&dk, &result.dk}, {&dv, &result.dv}}) {
+      near->fill([](auto...) { return kNan; });
+      far->copy_to(near->view());
+    }
+    expect_equal(result, expected);
   });
 }
 
