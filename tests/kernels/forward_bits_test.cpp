@@ -169,7 +169,7 @@ TEST(ForwardBits, StridesAndPoisonedPadding) {
   });
 }
 
-// The last row begins past 2^32 elements; a kernel that narrows an offset reads or writes elsewhere.
+// The last row begins past 2^32 elements; a kernel that narrows an offset uses other memory.
 TEST(BC_077, RowsPast32BitsOfElements) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const AttentionCase problem =

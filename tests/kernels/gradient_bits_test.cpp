@@ -84,7 +84,7 @@ TEST(GradientBits, StridesChangeNothing) {
   });
 }
 
-// The last row begins past 2^32 elements; a kernel that narrows an offset reads or writes elsewhere.
+// The last row begins past 2^32 elements; a kernel that narrows an offset uses other memory.
 TEST(BC_077, GradientsPast32BitsOfElements) {
   for_each_table([](const KernelTable& table, DType dtype) {
     const GradientInputs in =
