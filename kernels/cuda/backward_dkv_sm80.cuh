@@ -61,16 +61,6 @@ CP_DEVICE void load_queries(const BackwardParams& params, const QuerySlices& sli
   }
 }
 
-/// The strip of keys of a warp against one slice.
-struct KeyStrip {
-  int first_key = 0;  ///< within the kv block
-  int row = 0;        ///< of the slice's first row within the q chunk
-  int limit = 0;      ///< row i of the q chunk sees keys [0, limit + i)
-
-  /// Whether row `row + k` of the q chunk sees key i of the strip.
-  CP_DEVICE bool sees(int i, int k) const { return first_key + i < limit + row + k; }
-};
-
 /// Scores to P^T and dots to dS^T. Rows that saw no key at all (lse = -inf) contribute nothing.
 template <class C>
 CP_DEVICE void weigh_keys(const BackwardParams& params, const KeyStrip& strip, const float* scalars,
@@ -170,12 +160,12 @@ CP_DEVICE void execute_on_slot(const BackwardParams& params, const KeyItem& item
       item.head * form.head_floats(num_keys);
   if (DkvSums<C, kPart>::kHasDk) {
     float* const dk = head + std::int64_t{first_key} * form.dk_floats();
-    execute_on_sums<C>(op.kind, {dk, form.dk_floats(), num_keys - first_key}, sums.dk);
+    execute_on_sums(op.kind, {dk, form.dk_floats(), num_keys - first_key}, sums.dk);
   }
   if (DkvSums<C, kPart>::kHasDv) {
     float* const dv = head + std::int64_t{num_keys} * form.dk_floats() +
                       std::int64_t{first_key} * form.dv_floats();
-    execute_on_sums<C>(op.kind, {dv, form.dv_floats(), num_keys - first_key}, sums.dv);
+    execute_on_sums(op.kind, {dv, form.dv_floats(), num_keys - first_key}, sums.dv);
   }
 }
 
@@ -185,8 +175,8 @@ CP_DEVICE void execute(const BackwardParams& params, const KeyItem& item, const 
   switch (op.kind) {
     case GradientOpKind::leaf:
       if (C::kFault != Fault::sums_not_reset) {
-        if (DkvSums<C, kPart>::kHasDk) clear<C>(sums.dk);
-        if (DkvSums<C, kPart>::kHasDv) clear<C>(sums.dv);
+        if (DkvSums<C, kPart>::kHasDk) clear_sums(sums.dk);
+        if (DkvSums<C, kPart>::kHasDv) clear_sums(sums.dv);
       }
       add_leaf<C, kPart>(params, item, op, layout, stage, sums);
       break;
@@ -222,8 +212,8 @@ __global__ void __launch_bounds__(C::kThreads)
                 layout.own);
     DkvSums<C, kPart> sums;
     if (C::kFault == Fault::sums_not_reset) {
-      clear<C>(sums.dk);
-      clear<C>(sums.dv);
+      clear_sums(sums.dk);
+      clear_sums(sums.dv);
     }
     for (std::int32_t place = item.keys->op_begin; place < item.keys->op_end; ++place) {
       execute<C, kPart>(params, item, image.part<GradientOp>(image.ops)[place], layout, stage,

@@ -8,48 +8,10 @@
 
 namespace cpattn::cuda::sm80_gradient {
 
-/// The strip of rows of a warp. A lane holds lse and delta of its rows g and g + 8.
-struct RowStrip {
-  int row = 0;        ///< of the strip's first row within the q chunk
-  int num_rows = 0;   ///< that exist
-  float lse[2] = {};  ///< in units of log2; -inf of rows that see no key
-  float delta[2] = {};
-};
-
-CP_DEVICE RowStrip row_strip(const BackwardParams& params, const RowItem& item) {
-  const StripLane lane;
-  const QueryForm form = params.query_form();
-  RowStrip strip;
-  strip.row = item.first + warp_index() * kStripRows;
-  strip.num_rows = item.rows->num_rows - strip.row;
-  const std::byte* const head =
-      item.rows->packed + item.head * form.head_bytes(item.rows->num_rows);
-  CP_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = strip.row + lane.row + 8 * half;
-    strip.lse[half] = -INFINITY;
-    strip.delta[half] = 0.0f;
-    if (row >= item.rows->num_rows) continue;
-    const auto* const scalars = reinterpret_cast<const float*>(
-        head + row / kTileRows * form.tile_bytes() + form.panel_bytes());
-    strip.lse[half] = scalars[row % kTileRows];
-    strip.delta[half] = scalars[kTileRows + row % kTileRows];
-  }
-  return strip;
-}
-
-/// Keys of a kv block that the strip sees: row i of it sees [0, first + i), at most num_keys.
-struct StripLimits {
-  int first = 0;
-  int num_keys = 0;
-
-  CP_DEVICE int of_row(int i) const { return first + i < num_keys ? first + i : num_keys; }
-};
-
 /// Scores to P and dots to dS, for keys from `key` on.
 template <class C>
 CP_DEVICE void weigh_rows(const BackwardParams& params, const RowStrip& strip,
-                          const StripLimits& limits, int key, Scores<C>& s, Scores<C>& dp) {
+                          const RowLimits& limits, int key, Scores<C>& s, Scores<C>& dp) {
   const StripLane lane;
   CP_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -70,7 +32,7 @@ CP_DEVICE void weigh_rows(const BackwardParams& params, const RowStrip& strip,
 /// One slice of keys for the strip of the calling warp.
 template <class C>
 CP_DEVICE void multiply_keys(const BackwardParams& params, const RowStrip& strip,
-                             const StripLimits& limits, int key, ptx::SharedAddress own,
+                             const RowLimits& limits, int key, ptx::SharedAddress own,
                              ptx::SharedAddress k, Sums<C>& dq) {
   const ptx::SharedAddress dout = own + static_cast<std::uint32_t>(params.qk_panels) * kPanelBytes;
   const ptx::SharedAddress v =
@@ -95,11 +57,10 @@ CP_DEVICE void add_leaf(const BackwardParams& params, const RowItem& item, const
   const GradientKeys& keys = params.image->part<GradientKeys>(params.image->keys)[op.partner];
   const int left = item.rows->num_rows - item.first;
   const int tile_rows = left < C::kOwnRows ? left : C::kOwnRows;
-  const StripLimits tile_limits{op.first_row_limit + item.first, keys.num_keys};
-  const StripLimits limits{op.first_row_limit + strip.row, keys.num_keys};
-  const int last_row = (strip.num_rows < kStripRows ? strip.num_rows : kStripRows) - 1;
-  const int seen = tile_limits.of_row(tile_rows - 1);
-  const int seen_by_strip = strip.num_rows > 0 ? limits.of_row(last_row) : 0;
+  const RowLimits tile_limits{op.first_row_limit + item.first, keys.num_keys};
+  const RowLimits limits{op.first_row_limit + strip.row, keys.num_keys};
+  const int seen = tile_limits.of_any(tile_rows);
+  const int seen_by_strip = limits.of_any(rows_of_strip(strip.num_rows));
   const KvForm form = params.kv_form();
   const std::byte* const head =
       keys.packed + item.head / params.group_size() * form.head_bytes(keys.num_keys);
@@ -108,52 +69,26 @@ CP_DEVICE void add_leaf(const BackwardParams& params, const RowItem& item, const
       layout.own + static_cast<std::uint32_t>(
                        warp / (kTileRows / kStripRows) * params.num_panels() * kPanelBytes +
                        warp % (kTileRows / kStripRows) * kStripRows * static_cast<int>(kRowBytes));
-  run_slices<C>(
-      seen > 0 ? (seen + C::kSliceRows - 1) / C::kSliceRows : 0, stage,
-      [&](int i, int to) {
-        const int key = i * C::kSliceRows;
-        load_slice<C>(head + key / kTileRows * form.tile_bytes() +
-                          key % kTileRows * static_cast<int>(kRowBytes),
-                      params.num_panels(), layout.slice(to));
-      },
-      [&](int i, int from) {
-        const int key = i * C::kSliceRows;
-        if (key >= seen_by_strip) return;  // nothing but zeros
-        multiply_keys<C>(params, strip, limits, key, own, layout.slice(from), dq);
-      });
-}
-
-/// dq of the lane's part of a strip: scaled once, rounded once; zeros are +0.
-template <class C>
-CP_DEVICE void finish(const BackwardParams& params, const RowItem& item, const RowStrip& strip,
-                      const Sums<C>& dq) {
-  const StripLane lane;
-  CP_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane.row + 8 * half;
-    if (row >= strip.num_rows) continue;
-    const bool is_used = strip.lse[half] != -INFINITY;
-    const std::int64_t first = (item.rows->row_begin + strip.row + row) * params.dq_row_stride +
-                               item.head * params.dq_head_stride + lane.channel;
-    CP_UNROLL
-    for (int n = 0; n < 8 * C::kPanels; ++n) {
-      CP_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (8 * n + lane.channel + i >= params.slot_form.head_dim) break;
-        store_element(params.dq, params.dq_dtype, first + 8 * n + i,
-                      is_used ? dq[n][2 * half + i] * params.scale + 0.0f : 0.0f);
-      }
-    }
-  }
+  run_slices<C>((seen + C::kSliceRows - 1) / C::kSliceRows, stage,
+                [&](int i, int to) {
+                  const int key = i * C::kSliceRows;
+                  load_slice<C>(head + key / kTileRows * form.tile_bytes() +
+                                    key % kTileRows * static_cast<int>(kRowBytes),
+                                params.num_panels(), layout.slice(to));
+                },
+                [&](int i, int from) {
+                  const int key = i * C::kSliceRows;
+                  if (key >= seen_by_strip) return;  // nothing but zeros
+                  multiply_keys<C>(params, strip, limits, key, own, layout.slice(from), dq);
+                });
 }
 
 template <class C>
 CP_DEVICE void execute(const BackwardParams& params, const RowItem& item, const GradientOp& op,
                        const RowStrip& strip, const Layout<C>& layout, int& stage, Sums<C>& dq) {
-  const int row_floats = params.slot_form.dk_floats();
   switch (op.kind) {
     case GradientOpKind::leaf:
-      if (C::kFault != Fault::sums_not_reset) clear<C>(dq);
+      if (C::kFault != Fault::sums_not_reset) clear_sums(dq);
       add_leaf<C>(params, item, op, strip, layout, stage, dq);
       break;
     case GradientOpKind::continue_leaf:
@@ -161,15 +96,9 @@ CP_DEVICE void execute(const BackwardParams& params, const RowItem& item, const 
       break;
     case GradientOpKind::load:
     case GradientOpKind::add:
-    case GradientOpKind::store: {
-      float* const slot =
-          reinterpret_cast<float*>(params.dq_slots + op.slot * params.dq_slot_bytes);
-      float* const at = slot + (item.head * params.dq_slot_rows + strip.row) * row_floats;
-      execute_on_sums<C>(op.kind, {at, row_floats, strip.num_rows}, dq);
-      break;
-    }
+    case GradientOpKind::store:
     case GradientOpKind::finish:
-      finish<C>(params, item, strip, dq);
+      execute_on_dq(params, item, op, strip, dq);
       break;
   }
 }
@@ -186,14 +115,14 @@ __global__ void __launch_bounds__(C::kThreads)
   for (std::int64_t i = blockIdx.x; i < num_items; i += gridDim.x) {
     const RowItem item = row_item(params, i);
     const QueryForm form = params.query_form();
-    const RowStrip strip = row_strip(params, item);
+    const RowStrip strip = row_strip(params, item, warp_index() * kStripRows);
     __syncthreads();  // no warp reads the last item's queries
     load_own<C>(item.rows->packed + item.head * form.head_bytes(item.rows->num_rows) +
                     item.first / kTileRows * form.tile_bytes(),
                 form.tile_bytes(), item.rows->num_rows - item.first, params.num_panels(),
                 layout.own);
     Sums<C> dq;
-    if (C::kFault == Fault::sums_not_reset) clear<C>(dq);
+    if (C::kFault == Fault::sums_not_reset) clear_sums(dq);
     for (std::int32_t place = item.rows->op_begin; place < item.rows->op_end; ++place) {
       execute<C>(params, item, image.part<GradientOp>(image.ops)[place], strip, layout, stage, dq);
     }

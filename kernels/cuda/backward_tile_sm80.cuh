@@ -8,7 +8,7 @@
 // nothing but what they read. Source: FlashAttention-2 (Dao 2023), algorithm 2.
 #pragma once
 
-#include "kernels/cuda/backward_params.h"
+#include "kernels/cuda/gradient_strips.h"
 #include "kernels/cuda/squares.h"
 
 namespace cpattn::cuda::sm80_gradient {
@@ -168,18 +168,6 @@ CP_DEVICE void multiply_rows(ptx::SharedAddress own, ptx::SharedAddress slice, i
   }
 }
 
-/// p and ds of one pair from its score and dout.v, in their places. Rounding of lse may lift the
-/// exponent above 0, where a weight cannot be: it is held there. Of a hidden pair both are 0,
-/// whatever they were.
-CP_DEVICE void weigh_pair(float scale_log2, float lse, float delta, bool is_visible, float& score,
-                          float& dot) {
-  const float exponent = fmaf(score, scale_log2, -lse);
-  const float p = ptx::exp2_approximate(exponent > 0.0f ? 0.0f : exponent);
-  const float ds = p * (dot - delta);
-  score = is_visible ? p : 0.0f;
-  dot = is_visible ? ds : 0.0f;
-}
-
 template <class C>
 CP_DEVICE void round_weights(const Scores<C>& x, Weights<C>& w) {
   CP_UNROLL
@@ -231,49 +219,6 @@ CP_DEVICE void add_product(const Weights<C>& w, ptx::SharedAddress slice, int nu
     add_product<C, true>(w, slice, num_panels, sees, sums);
   } else {
     add_product<C, false>(w, slice, num_panels, sees, sums);
-  }
-}
-
-template <class C>
-CP_DEVICE void clear(Sums<C>& sums) {
-  CP_UNROLL
-  for (int n = 0; n < 8 * C::kPanels; ++n) {
-    CP_UNROLL
-    for (int i = 0; i < 4; ++i) sums[n][i] = 0.0f;
-  }
-}
-
-/// Where the rows of a strip are in a slot.
-struct StripOfSums {
-  float* at = nullptr;  ///< of row 0
-  int row_floats = 0;
-  int num_rows = 0;  ///< that exist; of the others nothing is read or written
-};
-
-/// load, add and store of the lane's part of a strip.
-template <class C>
-CP_DEVICE void execute_on_sums(GradientOpKind kind, const StripOfSums& strip, Sums<C>& sums) {
-  const StripLane lane;
-  CP_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane.row + 8 * half;
-    if (row >= strip.num_rows) continue;
-    float* const at = strip.at + std::int64_t{row} * strip.row_floats + lane.channel;
-    CP_UNROLL
-    for (int n = 0; n < 8 * C::kPanels; ++n) {
-      if (8 * n + lane.channel >= strip.row_floats) break;
-      auto& pair = *reinterpret_cast<FloatPair*>(at + 8 * n);
-      float &first = sums[n][2 * half], &second = sums[n][2 * half + 1];
-      if (kind == GradientOpKind::store) {
-        pair = {first, second};
-      } else if (kind == GradientOpKind::add) {
-        first += pair.first;
-        second += pair.second;
-      } else {
-        first = pair.first;
-        second = pair.second;
-      }
-    }
   }
 }
 

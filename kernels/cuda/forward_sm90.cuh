@@ -12,27 +12,10 @@
 
 namespace cpattn::cuda::sm90 {
 
-/// Registers of a thread of the producer and of a consumer: 128 (24 + 2 * 240) of 65536.
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
-
-/// Named barriers of both consumers together, and of each.
-inline constexpr unsigned kConsumersBarrier = 1;
-inline constexpr unsigned kGroupBarrier = 2;
-
-/// From one eight of rows of a panel to the next.
-inline constexpr unsigned kEightRowsBytes = 8 * 2 * kPanelColumns;
-
 template <class C>
 using Scores = float[C::kStepKeys / 8][4];
 template <class C>
 using Weights = std::uint32_t[C::kStepKeys / 16][4];
-
-/// Fragments as the one array that they are to wgmma.
-template <int kTiles>
-CP_DEVICE float (&flat(float (&fragments)[kTiles][4]))[4 * kTiles] {
-  return reinterpret_cast<float(&)[4 * kTiles]>(fragments);
-}
 
 /// One of the consumers and where it is in the ring.
 template <class C>
@@ -41,8 +24,7 @@ struct Consumer {
   const ForwardParams& params;
   std::byte* memory;
   ptx::SharedAddress shared;
-  /// By a shuffle, so that the compiler knows it to be the same in all lanes.
-  int number = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0);
+  int number = consumer_number();
   int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
   RingPlace<C> keys = {};
   RingPlace<C> values = {};
@@ -146,6 +128,9 @@ CP_DEVICE void finish_values(Weights<C>& p, Accumulator<C::kPanels>& acc) {
   for (int step = 0; step < C::kStepKeys / 16; ++step) ptx::hold_registers(p[step]);
 }
 
+/// Behind all keys.
+inline constexpr std::int32_t kNoKey = 1 << 30;
+
 /// Takes values that are not finite out of the stage where some row of the item does not see all of
 /// its keys: 0 times NaN is not 0. Whether there are any; first_special() then says where. Both
 /// consumers call it for every step, before either multiplies.
@@ -182,7 +167,7 @@ CP_DEVICE bool guard_values(const Consumer<C>& me, const KeyWalk& walk, int step
     auto* const first = reinterpret_cast<std::int32_t*>(me.memory + SharedPlan<C>::kFirstSpecial);
     std::byte* const panel =
         values + static_cast<std::uint32_t>(thread / kPanelColumns) * C::kStepPanelBytes;
-    first[thread] = C::kStepKeys;
+    first[thread] = kNoKey;
     for (int row = num_rows - 1; row >= 0; --row) {
       auto& value = *reinterpret_cast<HalfWord*>(
           panel + panel_offset(static_cast<std::uint32_t>(row),

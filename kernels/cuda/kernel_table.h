@@ -9,8 +9,8 @@ namespace cpattn::cuda {
 /// "cuda/sm80": runs on sm_80 and later.
 const KernelTable& sm80_kernels();
 
-/// "cuda/sm90": runs on sm_90 devices alone. The forward of 16-bit elements is Hopper's own, all
-/// else that of sm80_kernels().
+/// "cuda/sm90": runs on sm_90 devices alone. The forward of 16-bit elements is Hopper's own, and so
+/// is their backward for head sizes up to 128; all else is that of sm80_kernels().
 const KernelTable& sm90_kernels();
 
 }  // namespace cpattn::cuda

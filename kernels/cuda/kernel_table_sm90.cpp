@@ -1,3 +1,4 @@
+#include "kernels/cuda/backward_sm90.h"
 #include "kernels/cuda/burn.h"
 #include "kernels/cuda/forward_sm90.h"
 #include "kernels/cuda/kernel_table.h"
@@ -5,13 +6,17 @@
 namespace cpattn::cuda {
 namespace {
 
-/// The portable table with another forward for 16-bit elements. Packed forms and carried slots are
-/// the same.
+/// The portable table with another forward and backward for 16-bit elements. Packed forms, slots
+/// and carried slots are the same.
 struct Sm90 {
   static bool is_portable(DType dtype) { return dtype == DType::f32; }
+  static bool has_portable_gradient(const KernelProblem& problem) {
+    return is_portable(problem.dtype) || !sm90_gradient::takes(problem.shape);
+  }
 
   static std::string_view numerics(DType dtype) {
-    return is_portable(dtype) ? sm80_kernels().numerics(dtype) : "cuda-wgmma/step128-64/ex2";
+    return is_portable(dtype) ? sm80_kernels().numerics(dtype)
+                              : "cuda-wgmma/step128-64,gradient64/ex2";
   }
   static std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits) {
     return is_portable(problem.dtype) ? sm80_kernels().workspace_bytes(problem, limits)
@@ -23,6 +28,15 @@ struct Sm90 {
   static std::vector<std::byte> step_image(const ForwardArgs& args) {
     return is_portable(args.problem.dtype) ? sm80_kernels().step_image(args)
                                            : sm90::step_image(args);
+  }
+
+  static void backward(const BackwardArgs& args) {
+    return has_portable_gradient(args.problem) ? sm80_kernels().gradient.backward(args)
+                                               : sm90_gradient::backward(args);
+  }
+  static std::vector<std::byte> gradient_image(const BackwardArgs& args) {
+    return has_portable_gradient(args.problem) ? sm80_kernels().gradient.step_image(args)
+                                               : sm90_gradient::step_image(args);
   }
 
   static double burn(const BurnArgs& args) {
@@ -37,6 +51,8 @@ struct Sm90 {
     table.forward = forward;
     table.step_image = step_image;
     table.burn = burn;
+    table.gradient.backward = backward;
+    table.gradient.step_image = gradient_image;
     return table;
   }
 };

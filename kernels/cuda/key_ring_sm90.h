@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/forward_params.h"
-#include "kernels/cuda/ptx_sm90.h"
+#include "kernels/cuda/warpgroups_sm90.h"
 
 namespace cpattn::cuda::sm90 {
 
@@ -23,14 +23,6 @@ enum class Fault {
   no_barrier_after_queries,
   hidden_values_as_numbers,
 };
-
-inline constexpr int kGroupThreads = 128;  ///< of a warpgroup
-inline constexpr int kConsumers = 2;       ///< warpgroups; warpgroup 0 is the producer's
-inline constexpr int kThreads = kGroupThreads * (1 + kConsumers);
-inline constexpr int kConsumerThreads = kGroupThreads * kConsumers;
-inline constexpr int kConsumerWarps = kConsumerThreads / 32;
-inline constexpr int kGroupRows = 64;
-inline constexpr int kRowTile = kGroupRows * kConsumers;
 
 /// Keys of up to 64 kKeyPanels channels, values of up to 64 kPanels, steps of kStepTiles tiles.
 /// Registers decide: a consumer holds 32 kPanels sums, 32 kStepTiles scores and half as many words
@@ -78,20 +70,6 @@ struct SharedPlan {
  private:
   static CP_DEVICE std::uint32_t barrier(int kind, int stage) {
     return kBarriers + 8 * static_cast<std::uint32_t>(kind * C::kStages + stage);
-  }
-};
-
-/// Where in the ring a thread is; parities of phases begin with 0.
-template <class C>
-struct RingPlace {
-  int stage = 0;
-  unsigned parity = 0;
-
-  CP_DEVICE void advance() {
-    if (++stage == C::kStages) {
-      stage = 0;
-      parity ^= 1u;
-    }
   }
 };
 

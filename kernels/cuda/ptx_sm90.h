@@ -244,7 +244,7 @@ inline void load_bytes(SharedAddress to, const void* from, unsigned num_bytes,
 }
 inline void prefetch_tensor_map(const TensorMap&) {}
 
-inline void products_fence() {}
+inline void products_fence() { cuda_host::fence_products(); }
 inline void commit_products() { cuda_host::commit_products(); }
 template <int NumNewest>
 inline void wait_products() {

@@ -51,6 +51,7 @@ void Block::prepare(const LaunchShape& shape, Index3 block_index, const Options&
     it.copy_group = 0;
     it.products.clear();
     it.product_group = 0;
+    it.is_fenced = false;
     if (it.fiber == nullptr) it.fiber = std::make_unique<Fiber>(options.stack_bytes, i);
     it.fiber->start(thread_main);
     make_ready(it);
@@ -120,8 +121,9 @@ void Block::make_ready(DeviceThread& thread) {
 
 /// Null when no thread can run.
 DeviceThread* Block::next_ready() {
-  if (num_ready_ == 0) land_tiles(*this);  // the latest moment: nobody can do anything else
-  if (num_ready_ == 0) return nullptr;
+  while (num_ready_ == 0) {  // the latest moment: nobody can do anything else
+    if (!land_tiles(*this)) return nullptr;
+  }
   if (options_.order == ThreadOrder::random) {
     unsigned& drawn = ready_[(first_ready_ + random_.next() % num_ready_) % num_threads_];
     const unsigned number = drawn;

@@ -34,6 +34,7 @@ struct DeviceThread : Thread {
   unsigned copy_group = 0;               ///< the one that the next copy belongs to
   std::vector<Product> products;         ///< likewise, of tensor-core products
   unsigned product_group = 0;
+  bool is_fenced = false;  ///< wgmma.fence since the last group of products was closed
 };
 
 struct Barrier {

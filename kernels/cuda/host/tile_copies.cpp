@@ -103,9 +103,17 @@ void copy_bytes(SharedAddress to, const void* from, unsigned num_bytes, SharedAd
   start({to, barrier, map, {}}, kUnit);
 }
 
-void land_tiles(Block& block) {
-  for (const TileCopy& copy : block.tile_copies()) land(block, copy);
-  block.tile_copies().clear();
+bool land_tiles(Block& block) {
+  std::vector<TileCopy>& copies = block.tile_copies();
+  if (copies.empty()) return false;
+  const auto is_due = [barrier = copies.back().barrier](const TileCopy& copy) {
+    return copy.barrier == barrier;
+  };
+  for (const TileCopy& copy : copies) {
+    if (is_due(copy)) land(block, copy);
+  }
+  std::erase_if(copies, is_due);
+  return true;
 }
 
 }  // namespace cpattn::cuda_host

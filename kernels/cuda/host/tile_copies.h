@@ -43,7 +43,9 @@ void copy_tile(SharedAddress to, const TensorMap& map, const std::int32_t* first
 /// `num_bytes` as they are.
 void copy_bytes(SharedAddress to, const void* from, unsigned num_bytes, SharedAddress barrier);
 
-/// For Block: nobody can run, so what is under way arrives.
-void land_tiles(Block& block);
+/// For Block: nobody can run, so something that is under way arrives: all that is reported to the
+/// barrier that the newest copy is reported to. So copies of different barriers overtake each
+/// other, as they may on a device. False where nothing is under way.
+bool land_tiles(Block& block);
 
 }  // namespace cpattn::cuda_host

@@ -184,8 +184,11 @@ void announce(const Product& product) {
 
 }  // namespace
 
+void fence_products() { current_thread->block->self().is_fenced = true; }
+
 void start_product(const Product& product) {
   DeviceThread& me = current_thread->block->self();
+  if (!me.is_fenced) fail("wgmma: no fence (wgmma.fence) before the first product of a group");
   if (is_checked_for_races() && me.number % kWarpgroupThreads == 0) announce(product);
   Product mine = product;
   mine.group = me.product_group;
@@ -195,7 +198,11 @@ void start_product(const Product& product) {
   me.products.push_back(mine);
 }
 
-void commit_products() { ++current_thread->block->self().product_group; }
+void commit_products() {
+  DeviceThread& me = current_thread->block->self();
+  ++me.product_group;
+  me.is_fenced = false;
+}
 
 void wait_products(unsigned num_newest) {
   DeviceThread& me = current_thread->block->self();

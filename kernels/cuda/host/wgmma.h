@@ -27,6 +27,9 @@ struct Product {
   unsigned group = 0;
 };
 
+/// wgmma.fence. Expected before the first product of every group: a device asks for it where
+/// registers of an operand were written since, which is not followed here.
+void fence_products();
 void start_product(const Product& product);
 void commit_products();
 /// All groups but the newest `num_newest` are complete, for the whole warpgroup.

@@ -6,10 +6,7 @@
 #include "kernels/cuda/backward_dkv_sm80.cuh"
 #include "kernels/cuda/backward_dq_sm80.cuh"
 #include "kernels/cuda/backward_sm80.h"
-#include "kernels/cuda/kernel_table.h"
-#include "tests/kernels/cuda/host_test.h"
-#include "tests/support/compare.h"
-#include "tests/support/run_gradient.h"
+#include "tests/kernels/cuda/backward_test.h"
 
 namespace cpattn::cuda {
 namespace {
@@ -24,18 +21,9 @@ using testing::Gradients;
 
 constexpr Options kEarly{}, kLate{.landing = Landing::late};
 
-class BackwardFaults : public HostTest {
+class BackwardFaults : public BackwardTest {
  protected:
   static constexpr std::int64_t kRows = 100, kKeys = 110;  // four slices
-
-  void SetUp() override {
-    HostTest::SetUp();
-    testing::tested().stream = {static_cast<cudaStream_t>(&executor_)};
-  }
-  void TearDown() override {
-    testing::tested().stream = {};
-    HostTest::TearDown();
-  }
 
   template <Fault kFault>
   Gradients run() {
@@ -53,11 +41,6 @@ class BackwardFaults : public HostTest {
     executor_.set_options({});
     sm80_kernels().gradient.sum_dkv(runner.sum_args());
     return runner.result();
-  }
-
-  static bool is_equal(const Gradients& a, const Gradients& b) {
-    return testing::bits_equal(a.dq, b.dq) && testing::bits_equal(a.dk, b.dk) &&
-           testing::bits_equal(a.dv, b.dv);
   }
 
   /// Whether the run stops with a message or gives other bits than the kernel without a fault, run
@@ -87,11 +70,7 @@ class BackwardFaults : public HostTest {
   template <Fault kFault>
   bool is_accurate() {
     options_ = {};
-    const Gradients actual = run<kFault>();
-    const testing::BoundedGradients expected =
-        testing::bounded_gradients(in_, sm80_kernels().numerics(DType::bf16));
-    return expected.dq.accepts(actual.dq) && expected.dk.accepts(actual.dk) &&
-           expected.dv.accepts(actual.dv);
+    return BackwardTest::is_accurate(sm80_kernels(), in_, run<kFault>());
   }
 
   GradientInputs in_ = testing::random_gradient_inputs(

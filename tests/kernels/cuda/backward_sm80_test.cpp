@@ -5,59 +5,21 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/gradient_slots.h"
-#include "kernels/cuda/kernel_table.h"
-#include "tests/kernels/cuda/host_test.h"
-#include "tests/support/compare.h"
-#include "tests/support/run_gradient.h"
+#include "tests/kernels/cuda/backward_test.h"
 
 namespace cpattn::cuda {
 namespace {
 
 using testing::bits_equal;
-using testing::bounded_gradients;
-using testing::BoundedGradients;
 using testing::GradientInputs;
 using testing::GradientRun;
 using testing::GradientRunner;
 using testing::Gradients;
 
-class BackwardSm80 : public HostTest {
+class BackwardSm80 : public BackwardTest {
  protected:
-  void SetUp() override {
-    HostTest::SetUp();
-    testing::tested().stream = {static_cast<cudaStream_t>(&executor_)};
-  }
-  void TearDown() override {
-    testing::tested().stream = {};
-    HostTest::TearDown();
-  }
-
-  static GradientInputs causal_inputs(const AttentionShape& shape, std::int64_t rows,
-                                      std::int64_t keys, DType dtype) {
-    return testing::random_gradient_inputs(shape, rows, keys, {MaskKind::causal, 1 + keys - rows},
-                                           dtype, 3);
-  }
-
-  /// Slots hold NaN before: what is read was written.
-  static void poison_slots(const BackwardArgs& args) {
-    std::fill_n(args.dq_slots, args.q_blocks.size() * dq_slot_bytes(args.problem), std::byte{0xff});
-    for (std::size_t i = 0; i < args.dkv_slots.size(); ++i) {
-      std::fill_n(args.dkv_slots[i], dkv_slot_bytes(args.problem, args.kv_blocks[i].num_keys),
-                  std::byte{0xff});
-    }
-  }
-
   static Gradients run(const GradientInputs& in, const GradientRun& how) {
-    GradientRunner runner(sm80_kernels(), in, how);
-    poison_slots(runner.args());
-    return runner.backward();
-  }
-
-  static void expect_equal(const Gradients& actual, const Gradients& expected) {
-    EXPECT_TRUE(bits_equal(actual.dq, expected.dq)) << "dq";
-    EXPECT_TRUE(bits_equal(actual.dk, expected.dk)) << "dk";
-    EXPECT_TRUE(bits_equal(actual.dv, expected.dv)) << "dv";
+    return BackwardTest::run(sm80_kernels(), in, how);
   }
 };
 
@@ -74,10 +36,7 @@ TEST_F(BackwardSm80, EveryConfigurationInAllModes) {
                                             it.rows, it.keys, DType::bf16);
     const GradientRun how{.row_chunk = it.row_chunk, .key_chunk = it.key_chunk, .num_threads = 2};
     const Gradients first = run(in, how);
-    const BoundedGradients expected = bounded_gradients(in, sm80_kernels().numerics(DType::bf16));
-    EXPECT_TRUE(expected.dq.accepts(first.dq));
-    EXPECT_TRUE(expected.dk.accepts(first.dk));
-    EXPECT_TRUE(expected.dv.accepts(first.dv));
+    EXPECT_TRUE(is_accurate(sm80_kernels(), in, first));
     in_all_modes([&] { expect_equal(run(in, how), first); });
   }
 }
@@ -120,18 +79,7 @@ TEST_F(BackwardSm80, StepsChangeNothing) {
     const GradientRun how{.row_chunk = 40, .key_chunk = 60, .continues = continues};
     const Gradients expected = run(in, how);
     for (const std::size_t tasks_per_step : {1u, 2u, 5u}) {
-      GradientRunner runner(sm80_kernels(), in, how);
-      poison_slots(runner.args());
-      const std::span<const GradientTask> all = runner.args().tasks;
-      for (std::size_t first = 0; first < all.size(); first += tasks_per_step) {
-        BackwardArgs args = runner.args();
-        args.tasks = all.subspan(first, std::min(tasks_per_step, all.size() - first));
-        const Buffer image = testing::image_of(sm80_kernels().gradient.step_image, args);
-        args.image = image.data();
-        sm80_kernels().gradient.backward(args);
-      }
-      sm80_kernels().gradient.sum_dkv(runner.sum_args());
-      expect_equal(runner.result(), expected);
+      expect_equal(run_in_steps(sm80_kernels(), in, how, tasks_per_step), expected);
     }
   }
 }

@@ -120,6 +120,25 @@ TEST_F(ForwardSm90, HiddenValuesAreTakenOut) {
   });
 }
 
+/// Rows of the same tile that see keys beyond the step keep the channels that have none of these.
+TEST_F(ForwardSm90, ValuesTakenOutTouchNoOtherChannel) {
+  // Row i of 128 sees 273 + i keys: in the third step, keys 256 to 383, the last rows see all.
+  const AttentionCase clean = causal_case(testing::make_shape(1, 1, 16, 24), 128, 400, DType::bf16);
+  const Attended expected = run(clean, 1);
+  AttentionCase poisoned = clean;
+  poisoned.v.set(300, 0, 5, kNan);
+  const Attended result = run(poisoned, 1);
+  for (std::int64_t row = 0; row < 128; ++row)
+    for (std::int64_t d = 0; d < 24; ++d) {
+      if (d == 5 && row >= 28) {
+        EXPECT_TRUE(std::isnan(result.out.at(row, 0, d))) << row;
+      } else {
+        ASSERT_EQ(result.out.bits_at(row, 0, d), expected.out.bits_at(row, 0, d))
+            << row << ' ' << d;
+      }
+    }
+}
+
 /// One head of 70 rows over 400 keys in four steps, by a kernel with a fault.
 class ForwardSm90Faults : public HostTest {
  protected:

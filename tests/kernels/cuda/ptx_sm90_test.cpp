@@ -240,7 +240,7 @@ TEST_F(Ring, WithoutWaitingForFullTilesAreNotThereYet) {
 }
 
 /// P to shared memory, then P B: with or without what a device needs between.
-template <bool HasBarrier, bool HasWait>
+template <bool HasBarrier, bool HasWait, bool HasFence = true>
 __global__ void second_product_kernel(std::uint32_t* out) {
   CP_DYNAMIC_SMEM(memory);
   using Layout = Panels<Swizzle::bytes128, false>;
@@ -254,7 +254,7 @@ __global__ void second_product_kernel(std::uint32_t* out) {
   ptx::fence_async_proxy();
   if (HasBarrier) __syncthreads();
   float d[32] = {};
-  ptx::products_fence();
+  if (HasFence) ptx::products_fence();
   for (unsigned k = 0; k < kDepth; k += 16) {
     ptx::start_product<64, false, false>(
         d, Layout::descriptor(ptx::shared_address(memory), k, 64),
@@ -289,6 +289,14 @@ TEST_F(Hopper, AMissingWaitForAProductIsFound) {
   });
 }
 
+TEST_F(Hopper, AMissingFenceBeforeAProductIsFound) {
+  std::vector<std::uint32_t> out(32 * 128);
+  in_all_modes([&] {
+    const auto kernel = second_product_kernel<true, true, false>;
+    EXPECT_PRED2(contains, problem(kernel, dim3(1), dim3(128), 16384, out.data()), "no fence");
+  });
+}
+
 __global__ void use_before_init() {
   CP_DYNAMIC_SMEM(memory);
   ptx::mbarrier_arrive(ptx::shared_address(memory));
@@ -305,6 +313,7 @@ __global__ void disagree(unsigned odd_thread, float* out) {
   float d[32] = {};
   const std::uint64_t at =
       ptx::matrix_descriptor(ptx::shared_address(memory), 16, 1024, Swizzle::bytes128);
+  ptx::products_fence();
   ptx::start_product<64, false, false>(d, at, at, threadIdx.x != odd_thread, bf16{});
   ptx::commit_products();
   ptx::wait_products<0>();
