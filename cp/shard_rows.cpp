@@ -69,6 +69,7 @@ void ShardRows::refuse_misfits(const AnyConstTensor& global, const AnyConstTenso
 
 void ShardRows::copy(const AnyConstTensor& from, const AnyTensor& to, const Buffer& ranges,
                      Stream stream) const {
+  if (num_rows(chunks_) == 0) return;
   const CurrentDevice current(device_);
   const auto element = static_cast<std::int64_t>(size_of(from.dtype));
   const bool is_whole = has_whole_rows(from) && has_whole_rows(to);

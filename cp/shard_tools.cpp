@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "cp/shard_rows.h"
+
 namespace cpattn {
 namespace {
 
@@ -12,17 +14,6 @@ std::int64_t rows_spanned(const std::vector<OwnedChunk>& chunks) {
   std::int64_t rows = 0;
   for (const OwnedChunk& chunk : chunks) rows = std::max(rows, chunk.row_begin + chunk.num_tokens);
   return rows;
-}
-
-/// Calls copy(global row, local row, head) for everything owned.
-template <class Copy>
-void for_each_row(const std::vector<OwnedChunk>& chunks, std::int64_t heads, const Copy& copy) {
-  for (const OwnedChunk& chunk : chunks) {
-    for (std::int64_t i = 0; i < chunk.num_tokens; ++i) {
-      for (std::int64_t head = 0; head < heads; ++head)
-        copy(chunk.row_begin + i, chunk.local_begin + i, head);
-    }
-  }
 }
 
 /// The same of tensors that the host copies.
@@ -85,20 +76,14 @@ std::string rows_misfit(const AnyConstTensor& global, const AnyConstTensor& loca
 
 void shard_rows(const AnyConstTensor& global, const std::vector<OwnedChunk>& chunks,
                 const AnyTensor& local) {
-  const std::string problem = host_misfit(global, local, chunks);
-  require(problem.empty(), problem);
-  for_each_row(chunks, local.shape[1], [&](std::int64_t from, std::int64_t to, std::int64_t head) {
-    std::memcpy(local.row(to, head), global.row(from, head), bytes_of_row(global));
-  });
+  CpuDevice host;
+  ShardRows(chunks, default_kernels(), host).shard(global, local);
 }
 
 void unshard_rows(const AnyConstTensor& local, const std::vector<OwnedChunk>& chunks,
                   const AnyTensor& global) {
-  const std::string problem = host_misfit(global, local, chunks);
-  require(problem.empty(), problem);
-  for_each_row(chunks, local.shape[1], [&](std::int64_t to, std::int64_t from, std::int64_t head) {
-    std::memcpy(global.row(to, head), local.row(from, head), bytes_of_row(local));
-  });
+  CpuDevice host;
+  ShardRows(chunks, default_kernels(), host).unshard(local, global);
 }
 
 constexpr std::string_view kGatherCheck = "all_gather_rows check";

@@ -24,6 +24,8 @@ where CPATTN_PYTHON (default: python3) has a torch for CUDA and cpattn.
                  --tests, the folder of its tests
 
 Needs nvcc, NCCL's headers and library, and an NVIDIA driver; compute-sanitizer where it is there.
+Not run on a GPU yet: a test runs --quick on doubles of CUDA.
+
 Ends with a table: passed, FAILED or not run, what, seconds, log.
 
 exit status: 0 all that ran passed; 1 something failed; 2 bad usage; 3 no GPU, or a tool is missing.

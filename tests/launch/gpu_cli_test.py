@@ -102,6 +102,13 @@ class BenchTest(ReportCase):
         self.assertIn("suite gpu: not run: ", result.stderr)
         self.assertIn("/nowhere/backend.so", result.stderr)
 
+    def test_a_rank_without_a_backend_stops_all_of_them(self):
+        command = [*MPIRUN, "-n", "1", PROGRAM, *BENCH, ":", "-n", "1", PROGRAM, *BENCH[:-1]]
+        result = execute([*command, NO_BACKEND])
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertGreaterEqual(result.stderr.count("not run: rank 1: CUDA backend"), 1)
+        self.assertNotIn("kernels ", result.stdout)
+
     def test_knobs_of_the_cpu_are_refused(self):
         for knob in ("--isas=generic", "--thread-counts=2"):
             result = execute([PROGRAM, *BENCH, knob])

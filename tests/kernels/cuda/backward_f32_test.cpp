@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/gradient_slots.h"
 #include "kernels/cuda/kernel_table.h"
-#include "tests/kernels/cuda/host_test.h"
+#include "tests/kernels/cuda/backward_test.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/compare.h"
 #include "tests/support/run_gradient.h"
@@ -30,12 +30,6 @@ constexpr std::size_t kLeastSharedBytes = 99 * 1024;
 
 const KernelTable& cpu_table() { return *available_kernels().front(); }
 
-void expect_equal(const Gradients& actual, const Gradients& expected) {
-  EXPECT_TRUE(bits_equal(actual.dq, expected.dq)) << "dq";
-  EXPECT_TRUE(bits_equal(actual.dk, expected.dk)) << "dk";
-  EXPECT_TRUE(bits_equal(actual.dv, expected.dv)) << "dv";
-}
-
 struct Shape {
   std::int64_t rows, keys, heads, kv_heads, dim, value_dim;
 };
@@ -56,31 +50,15 @@ Gradients run_on_cpu(const GradientInputs& in, GradientRun how = {}) {
   return testing::run_gradient(cpu_table(), in, how);
 }
 
-class BackwardF32 : public HostTest {
+class BackwardF32 : public BackwardTest {
  protected:
   void SetUp() override {
-    HostTest::SetUp();
+    BackwardTest::SetUp();
     executor_.set_options({.max_shared_bytes = kLeastSharedBytes});
-    testing::tested().stream = {static_cast<cudaStream_t>(&executor_)};
-  }
-  void TearDown() override {
-    testing::tested().stream = {};
-    HostTest::TearDown();
-  }
-
-  /// Slots hold NaN before: what is read was written.
-  static void poison_slots(const BackwardArgs& args) {
-    std::fill_n(args.dq_slots, args.q_blocks.size() * dq_slot_bytes(args.problem), std::byte{0xff});
-    for (std::size_t i = 0; i < args.dkv_slots.size(); ++i) {
-      std::fill_n(args.dkv_slots[i], dkv_slot_bytes(args.problem, args.kv_blocks[i].num_keys),
-                  std::byte{0xff});
-    }
   }
 
   static Gradients run(const GradientInputs& in, const GradientRun& how = {}) {
-    GradientRunner runner(sm80_kernels(), in, how);
-    poison_slots(runner.args());
-    return runner.backward();
+    return BackwardTest::run(sm80_kernels(), in, how);
   }
 
   static void expect_bits_of_cpu(const GradientInputs& in, const GradientRun& how = {}) {
@@ -247,15 +225,7 @@ TEST_F(BackwardF32, StridesAndPoisonedPadding) {
 
 TEST_F(BackwardF32, WhatCannotBeRunIsRefused) {
   const GradientInputs in = make_inputs({20, 20, 1, 1, 16, 16}, MaskKind::causal, 88);
-  GradientRunner runner(sm80_kernels(), in);
-  BackwardArgs args = runner.args();
-  args.image = nullptr;
-  EXPECT_THROW(f32::backward(args), InvalidArgument);
-  args.tasks = {};
-  EXPECT_NO_THROW(f32::backward(args));
-  args = runner.args();
-  ++args.dq_slots;
-  EXPECT_THROW(f32::backward(args), InvalidArgument);
+  expect_refusals(f32::backward, sm80_kernels(), in);
 }
 
 }  // namespace

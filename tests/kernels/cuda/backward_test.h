@@ -1,4 +1,4 @@
-// What tests of the 16-bit backward kernels on the host share.
+// What tests of the backward kernels on the host share.
 #pragma once
 
 #include <algorithm>
@@ -63,6 +63,20 @@ class BackwardTest : public HostTest {
     }
     table.gradient.sum_dkv(runner.sum_args());
     return runner.result();
+  }
+
+  /// `backward` of `table`: no image, no slots at aligned addresses; nothing to do is no error.
+  static void expect_refusals(void (*backward)(const BackwardArgs& args), const KernelTable& table,
+                              const testing::GradientInputs& in) {
+    testing::GradientRunner runner(table, in);
+    BackwardArgs args = runner.args();
+    args.image = nullptr;
+    EXPECT_THROW(backward(args), InvalidArgument);
+    args.tasks = {};
+    EXPECT_NO_THROW(backward(args));
+    args = runner.args();
+    ++args.dq_slots;
+    EXPECT_THROW(backward(args), InvalidArgument);
   }
 
   static bool is_equal(const testing::Gradients& a, const testing::Gradients& b) {
