@@ -36,7 +36,9 @@ std::string find_duplicate(const std::vector<std::vector<std::byte>>& uuids,
     const auto other = static_cast<std::size_t>(first - uuids.begin());
     if (other == rank) continue;
     return detail::concat("ranks ", other, " and ", rank, " have the same GPU, ",
-                          text_of(names[other]), "; NCCL expects one for each rank");
+                          text_of(names[other]),
+                          "; NCCL expects one for each rank (exchange "
+                          "host lets ranks share one)");
   }
   return "";
 }

@@ -8,6 +8,7 @@ Usage: gpu_cli_test.py CPATTN DOUBLES
 import json
 import os
 import sys
+import time
 import unittest
 
 DOUBLES = os.path.abspath(sys.argv.pop(2))
@@ -57,6 +58,28 @@ class ParityTest(ReportCase):
                 transport=transport,
             ):  # fmt: skip
                 self.assertEqual(lane["bit_mismatch"], 0)
+
+    def on_machine(self, machine, *arguments):
+        return self.parity(
+            *TINY, "--device=cuda", "--dtype=bf16", "--direction=forward", *arguments,
+            f"--cuda-backend={DOUBLES}", CPATTN_FAKE_MACHINE=machine,
+        )  # fmt: skip
+
+    def test_BC093_two_ranks_on_one_gpu(self):
+        started = time.monotonic()
+        result = self.on_machine("num_devices=1", "--cp=2", "--exchange=nccl")
+        self.assertLess(time.monotonic() - started, 10.0)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn("ranks 0 and 1 have the same GPU, cuda:0 ", result.stdout + result.stderr)
+        self.assertIn("exchange host lets ranks share one", result.stdout + result.stderr)
+        # One rank, and two that let the host carry, work on it.
+        result = self.on_machine("num_devices=1", "--cp=1,2")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        transports = {lane["cp"]: lane["transport"] for lane in self.report()["lanes"]}
+        self.assertEqual(transports[2], "mpi, staged")
+        # Two GPUs and nothing in the environment that says which is whose: one for each.
+        result = self.on_machine("num_devices=2", "--cp=2", "--exchange=nccl")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_without_a_backend_nothing_is_run(self):
         for device in ("cuda", "cpu-vs-cuda"):

@@ -1,4 +1,8 @@
-// How a program that has opened the doubles as a shared object sets the machine: by C names.
+// How a program that has opened the doubles as a shared object sets the machine: by C names. And
+// how whoever starts it does: CPATTN_FAKE_MACHINE="num_devices=1 compute_capability=80".
+#include <cstdlib>
+#include <sstream>
+#include <string>
 #include <string_view>
 
 #include "src/base/error.h"
@@ -24,6 +28,20 @@ bool set_field(Machine& machine, std::string_view field, long value) {
   }
   return true;
 }
+
+/// When the doubles are loaded. What is no field or no number ends the program: a test that sets it
+/// must not go on with another machine.
+[[maybe_unused]] const bool is_set_by_environment = [] {
+  const char* text = std::getenv("CPATTN_FAKE_MACHINE");
+  std::istringstream words(text == nullptr ? "" : text);
+  for (std::string word; words >> word;) {
+    const std::size_t equals = word.find('=');
+    const std::string field = word.substr(0, equals);
+    const long value = equals == std::string::npos ? -1 : std::atol(word.c_str() + equals + 1);
+    if (value < 0 || cpattn_fake_machine(field.c_str(), value) != 0) std::abort();
+  }
+  return text != nullptr;
+}();
 
 }  // namespace
 
