@@ -56,15 +56,15 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
   const double keys_path = path_variance(arithmetic.run_keys, kTileKeys);
   const double path =
       summed_over == SummedOver::keys ? keys_path : path_variance(arithmetic.run_rows, kTileRows);
-  const double bf16_variance = square(weight_rounding(arithmetic)) / 3.0;
+  const double rounding_variance = square(weight_rounding(arithmetic)) / 3.0;
   const double out_variance =
       arithmetic.out_dtype == DType::f32 ? 0.0 : square(epsilon(arithmetic.out_dtype) / 2.0) / 3.0;
 
-  const double weight = unit * (square(kWeightError) + path) + 2.0 * bf16_variance;
+  const double weight = unit * (square(kWeightError) + path) + 2.0 * rounding_variance;
   const double logit = unit * (head_walk + 1.0);
   const double lse = unit;
   const double product = unit * value_walk;
-  const double delta = unit * (value_walk + keys_path) + out_variance + bf16_variance;
+  const double delta = unit * (value_walk + keys_path) + out_variance + rounding_variance;
   // Where the terms of a row agree in direction, what they have in common adds up with them.
   const double common = sensitivity.weight > 0.0 ? std::max(1.0, norm / sensitivity.weight) : 1.0;
   return std::sqrt(weight * square(common * sensitivity.weight) +
@@ -75,6 +75,31 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
 
 double gradient_bound(std::int64_t rows, double squares) {
   return factor(rows) * std::sqrt(squares);
+}
+
+std::vector<double> gradient_bounds(const Arithmetic& arithmetic, SummedOver summed_over,
+                                    const reference::GradientRows& gradient,
+                                    std::span<const std::int32_t> chunk_of_row,
+                                    std::size_t num_chunks, std::size_t num_heads) {
+  std::vector<double> squares(num_chunks * num_heads);
+  std::vector<std::int64_t> rows(squares.size());
+  const std::size_t places = gradient.sensitivities.size();
+  const std::size_t dim = places == 0 ? 0 : gradient.values.size() / places;
+  for (std::size_t place = 0; place < places; ++place) {
+    const double* values = &gradient.values[place * dim];
+    const double norm = std::sqrt(reference::dot(values, values, dim));
+    const double error =
+        gradient_error(arithmetic, summed_over, gradient.sensitivities[place], norm);
+    const auto chunk = static_cast<std::size_t>(chunk_of_row[place / num_heads]);
+    const std::size_t group = chunk * num_heads + place % num_heads;
+    squares[group] += error * error;
+    ++rows[group];
+  }
+  std::vector<double> bounds;
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    bounds.push_back(gradient_bound(rows[i], squares[i]));
+  }
+  return bounds;
 }
 
 }  // namespace cpattn

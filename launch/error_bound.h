@@ -15,25 +15,24 @@
 //    contract (kPathBound), and no group is held to less. n is what one accumulator
 //    takes: the keys of a chunk under the canonical schedule, all of them under arrival.
 // 2. Large logits. A weight is exp(s), so an absolute error ds of a logit is a relative error of
-// its
-//    weight. s is a sum of D products in one accumulator: the k-th addition rounds a partial sum
-//    that has grown to |s| k / D. As squares:
-//      ds = u |s| sqrt(sum_k (k / D)^2) / sqrt(3) = u |s| sqrt(D / 3) / sqrt(3) = u |s| sqrt(D)
-//      / 3.
+//    its weight. s is a sum of D products in one accumulator: the k-th addition rounds a partial
+//    sum that has grown to |s| k / D. As squares:
+//      ds = u |s| sqrt(sum_k (k / D)^2) / sqrt(3) = u |s| sqrt(D / 3) / sqrt(3)
+//         = u |s| sqrt(D) / 3.
 //    Two competing keys have independent errors, sqrt(2) ds between them: u L sqrt(2 D) / 3, L
 //    being the magnitude of the logits that carry weight, |s| averaged over a row with its weights.
 //    The larger of 1 and 2 is the bound of out.
 // 3. lse moves by ds too, and is rounded once: (sqrt(D) / 3 u L + u |lse|) / |lse|, twice of which
-// is
-//    below 13 u for D <= 256 and |lse| >= L: kPathBound, 16.8 u, covers it. Where |lse| < 1 the
+//    is below 13 u for D <= 256 and |lse| >= L: kPathBound, 16.8 u, covers it. Where |lse| < 1 the
 //    error is measured against 1, because an absolute error of lse is a relative error of the sum
 //    of exponentials. Where |lse| < L (many keys of very negative logits) the bound is stricter
 //    than this derivation, never laxer.
-// 4. bf16 weights. Kernels with a bf16 dot product round each weight to 8 significant bits, a
-//    relative error of at most 2^-8 (root mean square 2^-9.3), and sum the rounded weights. What
-//    all weights of a row have in common cancels in out = sum(p v) / sum(p); the rest is
-//    independent and adds as squares, like the terms of out itself, so 2^-8 of the result bounds
-//    it. The sum of weights is off by at most 2^-8, and therefore lse by at most 2^-8 absolutely.
+// 4. 16-bit weights. Kernels with a 16-bit product round each weight to bf16 or f16, 8 or 11
+//    significant bits: a relative error of at most w = 2^-8 or 2^-11 (root mean square about
+//    0.4 w). They sum the rounded weights. What all weights of a row have in common cancels in
+//    out = sum(p v) / sum(p); the rest is independent and adds as squares, like the terms of out
+//    itself, so w of the result bounds it. The sum of weights is off by at most w, and therefore
+//    lse by at most w absolutely.
 // 5. 16-bit results. One rounding of the exact result is allowed for, times 1.25.
 // 6. Gradients. A row of dq, dk or dv is a sum of terms ds k, ds q or p dout. Terms of either sign
 //    may cancel, so their errors are measured by the terms, not by the sum: how far the sum moves
@@ -49,8 +48,8 @@
 //      product  dout.v, as a logit: sqrt(Dv / 6) u.
 //      delta    likewise, and every out in it went a path: sqrt(Dv / 6 + (T + n / T) / 2) u; a
 //               16-bit out was rounded on the way: half its epsilon, / sqrt(3) as for u.
-//    With bf16 weights (4) p or ds is rounded once more, and lse and out come of rounded weights:
-//    2^-8 / sqrt(3) each, so weight has it twice and delta once.
+//    With 16-bit weights (4) p or ds is rounded once more, and lse and out come of rounded weights:
+//    w / sqrt(3) each, so weight has it twice and delta once.
 //    The five add as squares, and so do rows. Errors that the terms of a row have in common (lse, a
 //    sum ruled by its first terms) count with the row's own norm where that is larger: weight,
 //    logit and lse are scaled up to it. Times the factor above this is an absolute bound. A group
@@ -59,7 +58,10 @@
 //    256).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "kernels/reference/gradient.h"
 #include "src/base/dtype.h"
@@ -75,9 +77,9 @@ inline constexpr double kOutputRoundingShare = 1.25;
 struct Arithmetic {
   std::int64_t head_dim = 64;
   std::int64_t value_dim = 64;
-  std::int64_t run_keys = 512;  ///< keys that one accumulator takes, at most
-  std::int64_t run_rows = 512;  ///< rows, of all heads of a group, that one accumulator takes
-  bool rounds_weights = false;  ///< before they meet the values
+  std::int64_t run_keys = 512;       ///< keys that one accumulator takes, at most
+  std::int64_t run_rows = 512;       ///< rows, of all heads of a group, that one accumulator takes
+  bool rounds_weights = false;       ///< before they meet the values
   DType weight_dtype = DType::bf16;  ///< to which they are rounded
   DType out_dtype = DType::f32;
 };
@@ -104,5 +106,12 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
 /// Absolute bound of a group of `rows` gradient rows; `squares` is the sum of their squared
 /// gradient_error().
 double gradient_bound(std::int64_t rows, double squares);
+
+/// The absolute bounds of all groups, [num_chunks, heads]. `chunk_of_row` has an entry for each row
+/// of the gradient; its values are [rows, heads, dim], its sensitivities [rows, heads].
+std::vector<double> gradient_bounds(const Arithmetic& arithmetic, SummedOver summed_over,
+                                    const reference::GradientRows& gradient,
+                                    std::span<const std::int32_t> chunk_of_row,
+                                    std::size_t num_chunks, std::size_t num_heads);
 
 }  // namespace cpattn

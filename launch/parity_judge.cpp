@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "cp/plan.h"
 #include "launch/compare.h"
@@ -53,37 +52,17 @@ BoundedValues bounded_forward(ResultRole role, const Reference& exact,
   return bounded;
 }
 
-/// Bounds of dq, dk or dv: those of their rows, added up by head and chunk.
 BoundedValues bounded_gradient(ResultRole role, const Reference& exact, std::size_t num_chunks,
-                               const std::array<std::int64_t, 3>& shape,
-                               const Arithmetic& arithmetic) {
+                               std::int64_t num_heads, const Arithmetic& arithmetic) {
   const reference::GradientRows& gradient = role == ResultRole::dq   ? exact.gradient.dq
                                             : role == ResultRole::dk ? exact.gradient.dk
                                                                      : exact.gradient.dv;
-  const auto summed_over = has_key_rows(role) ? SummedOver::rows : SummedOver::keys;
-  const auto heads = static_cast<std::size_t>(shape[1]);
-  const auto dim = static_cast<std::size_t>(shape[2]);
-  const std::vector<std::int32_t>& chunk_of_row = exact.rows_of(role).chunk_of_row;
-  std::vector<double> squares(num_chunks * heads);
-  std::vector<std::int64_t> rows(num_chunks * heads);
-  for (std::size_t i = 0; i < chunk_of_row.size(); ++i) {
-    for (std::size_t head = 0; head < heads; ++head) {
-      const std::size_t place = i * heads + head;
-      const double* values = &gradient.values[place * dim];
-      const double norm = std::sqrt(reference::dot(values, values, dim));
-      const double error =
-          gradient_error(arithmetic, summed_over, gradient.sensitivities[place], norm);
-      const std::size_t group = static_cast<std::size_t>(chunk_of_row[i]) * heads + head;
-      squares[group] += error * error;
-      ++rows[group];
-    }
-  }
   BoundedValues bounded;
   bounded.values = &gradient.values;
-  bounded.relative.assign(squares.size(), kGradientBound);
-  for (std::size_t i = 0; i < squares.size(); ++i) {
-    bounded.absolute.push_back(gradient_bound(rows[i], squares[i]));
-  }
+  bounded.absolute = gradient_bounds(
+      arithmetic, has_key_rows(role) ? SummedOver::rows : SummedOver::keys, gradient,
+      exact.rows_of(role).chunk_of_row, num_chunks, static_cast<std::size_t>(num_heads));
+  bounded.relative.assign(bounded.absolute.size(), kGradientBound);
   return bounded;
 }
 
@@ -245,7 +224,7 @@ void Judge::judge_error(const Tensor& tensor, const RowMap& map) {
   const Arithmetic arithmetic = arithmetic_of(tensor.spec, tensor.result);
   const BoundedValues bounded =
       is_gradient(role)
-          ? bounded_gradient(role, exact, map.chunks.size(), tensor.tensor.shape, arithmetic)
+          ? bounded_gradient(role, exact, map.chunks.size(), tensor.tensor.shape[1], arithmetic)
           : bounded_forward(role, exact, arithmetic);
   const DType dtype = tensor.tensor.dtype;
   const ErrorSummary error = compare_error(

@@ -83,6 +83,8 @@ CpConfig cp_config_of(const RunConfig& config, const LaneConfig& lane) {
 }
 
 AttentionShape synthetic_shape(const RunConfig& config) {
+  require(config.heads % config.kv_heads == 0, "heads is ", config.heads,
+          ", expected a multiple of kv_heads = ", config.kv_heads);
   AttentionShape shape;
   shape.num_heads = config.heads;
   shape.num_kv_heads = config.kv_heads;

@@ -43,9 +43,7 @@ TEST(CliLoad, FlagsWinOverTheFileAndTheFileOverDefaults) {
 TEST(CliLoad, HeadsThatDoNotDivideAreNamed) {
   const std::string message = refusal({flag_scalar("heads", "6"), flag_scalar("kv_heads", "4")});
 
-  EXPECT_NE(message.find("heads"), std::string::npos) << message;
-  EXPECT_NE(message.find('6'), std::string::npos) << message;
-  EXPECT_NE(message.find('4'), std::string::npos) << message;
+  EXPECT_EQ(message, "heads is 6, expected a multiple of kv_heads = 4");
 }
 
 TEST(CliLoad, LengthsThatDoNotFitAreRefused) {

@@ -62,15 +62,11 @@ struct GradientCase {
     std::vector<std::int64_t> rows(kRows);
     std::iota(rows.begin(), rows.end(), 0);
     std::vector<std::int32_t> chunk_of_row;
-    std::vector<double> squares(kChunks), absolute;
     for (std::size_t row = 0; row < kRows; ++row) {
       chunk_of_row.push_back(static_cast<std::int32_t>(row / kChunk));
-      const double* values = &expected.values[row * kDim];
-      const double norm = std::sqrt(reference::dot(values, values, kDim));
-      squares[row / kChunk] +=
-          std::pow(gradient_error(arithmetic, summed_over, expected.sensitivities[row], norm), 2);
     }
-    for (const double sum : squares) absolute.push_back(gradient_bound(kChunk, sum));
+    const std::vector<double> absolute =
+        gradient_bounds(arithmetic, summed_over, expected, chunk_of_row, kChunks, 1);
     const std::vector<double> relative(kChunks, kGradientBound);
     const std::vector<float> stored(candidate.begin(), candidate.end());
     return compare_error(view(stored), {.rows = rows,

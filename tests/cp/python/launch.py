@@ -45,11 +45,17 @@ def run_together(*jobs, timeout=60):
         )
         for ranks, arguments in jobs
     ]
-    results = []
-    for job in started:
-        out, err = job.communicate(timeout=timeout)
-        results.append(subprocess.CompletedProcess(job.args, job.returncode, out, err))
-    return results
+    try:
+        results = []
+        for job in started:
+            out, err = job.communicate(timeout=timeout)
+            results.append(subprocess.CompletedProcess(job.args, job.returncode, out, err))
+        return results
+    finally:  # of a job that ran out of time the others still run, too
+        for job in started:
+            if job.poll() is None:
+                job.terminate()  # mpirun ends its ranks
+                job.wait()
 
 
 def outcome(job):
