@@ -113,44 +113,17 @@ TEST_F(BackwardF32, EveryWayToExecuteIt) {
   in_all_modes([&] { expect_equal(run(in, how), expected); });
 }
 
-TEST_F(BackwardF32, AnyNumberOfThreadBlocks) {
+TEST_F(BackwardF32, BlocksAreAsManyAsWorkAtATime) {
   const GradientInputs in = make_inputs({140, 150, 4, 2, 16, 16}, MaskKind::causal, 62);
-  const Gradients expected = run_on_cpu(in);
-  for (const int blocks : {1, 2, 5, 100}) {
-    GradientRunner runner(sm80_kernels(), in, {.num_threads = blocks});
-    BackwardArgs args = runner.args();
-    const Buffer image = testing::image_of(f32::gradient_image, args);
-    args.image = image.data();
-    executor_.reset_counters();
-    f32::backward(args);
-    // dk, dv: 3 tiles of 64 keys x 2 heads; dq: 3 tiles of 64 rows x 4 heads.
-    EXPECT_EQ(executor_.counters().blocks,
-              static_cast<std::uint64_t>(std::min(blocks, 6) + std::min(blocks, 12)));
-    sm80_kernels().gradient.sum_dkv(runner.sum_args());
-    expect_equal(runner.result(), expected);
-  }
+  // 3 tiles of 64 keys x 2 heads; 3 tiles of 64 rows x 4 heads.
+  expect_blocks(sm80_kernels(), in, {.dkv = 6, .dq = 12}, run_on_cpu(in));
 }
 
-/// A step is any run of tasks: slots carry what was begun.
 TEST_F(BackwardF32, StepsChangeNothing) {
+  const GradientInputs in = make_inputs({100, 150, 2, 1, 24, 16}, MaskKind::causal, 63);
   for (const bool continues : {false, true}) {
-    const GradientInputs in = make_inputs({100, 150, 2, 1, 24, 16}, MaskKind::causal, 63);
     const GradientRun how{.row_chunk = 40, .key_chunk = 60, .continues = continues};
-    const Gradients expected = run_on_cpu(in, how);
-    for (const std::size_t tasks_per_step : {1u, 2u, 5u}) {
-      GradientRunner runner(sm80_kernels(), in, how);
-      poison_slots(runner.args());
-      const std::span<const GradientTask> all = runner.args().tasks;
-      for (std::size_t first = 0; first < all.size(); first += tasks_per_step) {
-        BackwardArgs args = runner.args();
-        args.tasks = all.subspan(first, std::min(tasks_per_step, all.size() - first));
-        const Buffer image = testing::image_of(sm80_kernels().gradient.step_image, args);
-        args.image = image.data();
-        sm80_kernels().gradient.backward(args);
-      }
-      sm80_kernels().gradient.sum_dkv(runner.sum_args());
-      expect_equal(runner.result(), expected);
-    }
+    expect_steps_change_nothing(sm80_kernels(), in, how, run_on_cpu(in, how));
   }
 }
 

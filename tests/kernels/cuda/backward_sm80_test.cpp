@@ -53,34 +53,15 @@ TEST_F(BackwardSm80, FitsTheLeastSharedMemoryWithoutBankConflicts) {
 
 TEST_F(BackwardSm80, BlocksAreAsManyAsWorkAtATime) {
   const GradientInputs in = causal_inputs(testing::make_shape(4, 2, 16, 16), 140, 150, DType::f16);
-  const Gradients one = run(in, {.num_threads = 1});
-  for (const int num_blocks : {2, 5, 100}) {
-    GradientRunner runner(sm80_kernels(), in, {.num_threads = num_blocks});
-    BackwardArgs args = runner.args();
-    const std::vector<std::byte> image = sm80_gradient::step_image(args);
-    Buffer memory(image.size());
-    std::copy(image.begin(), image.end(), memory.data());
-    args.image = memory.data();
-    executor_.reset_counters();
-    sm80_gradient::backward(args);
-    // dk, dv: 2 tiles of 128 keys x 2 heads; dq: 2 tiles of 128 rows x 4 heads.
-    EXPECT_EQ(executor_.counters().blocks,
-              static_cast<std::uint64_t>(std::min(num_blocks, 4) + std::min(num_blocks, 8)));
-    EXPECT_TRUE(bits_equal(runner.result().dq, one.dq));
-    expect_equal(run(in, {.num_threads = num_blocks}), one);
-  }
+  // 2 tiles of 128 keys x 2 heads; 2 tiles of 128 rows x 4 heads.
+  expect_blocks(sm80_kernels(), in, {.dkv = 4, .dq = 8}, run(in, {.num_threads = 1}));
 }
 
-/// A step is any run of tasks: slots carry what was begun.
 TEST_F(BackwardSm80, StepsChangeNothing) {
+  const GradientInputs in = causal_inputs(testing::make_shape(2, 1, 24, 16), 100, 150, DType::bf16);
   for (const bool continues : {false, true}) {
-    const GradientInputs in =
-        causal_inputs(testing::make_shape(2, 1, 24, 16), 100, 150, DType::bf16);
     const GradientRun how{.row_chunk = 40, .key_chunk = 60, .continues = continues};
-    const Gradients expected = run(in, how);
-    for (const std::size_t tasks_per_step : {1u, 2u, 5u}) {
-      expect_equal(run_in_steps(sm80_kernels(), in, how, tasks_per_step), expected);
-    }
+    expect_steps_change_nothing(sm80_kernels(), in, how, run(in, how));
   }
 }
 

@@ -65,6 +65,39 @@ class BackwardTest : public HostTest {
     return runner.result();
   }
 
+  /// A step is any run of tasks: slots carry what was begun.
+  static void expect_steps_change_nothing(const KernelTable& table,
+                                          const testing::GradientInputs& in,
+                                          const testing::GradientRun& how,
+                                          const testing::Gradients& expected) {
+    for (const std::size_t tasks_per_step : {1u, 2u, 5u})
+      expect_equal(run_in_steps(table, in, how, tasks_per_step), expected);
+  }
+
+  /// Tiles of all heads in the two launches of a backward.
+  struct NumItems {
+    int dkv = 0;
+    int dq = 0;
+  };
+
+  /// Thread blocks are as many as work at a time, or as there are tiles; no bit depends on it.
+  void expect_blocks(const KernelTable& table, const testing::GradientInputs& in,
+                     const NumItems& items, const testing::Gradients& expected) {
+    for (const int num_blocks : {1, 2, 5, 100}) {
+      testing::GradientRunner runner(table, in, {.num_threads = num_blocks});
+      BackwardArgs args = runner.args();
+      const Buffer image = testing::image_of(table.gradient.step_image, args);
+      args.image = image.data();
+      executor_.reset_counters();
+      table.gradient.backward(args);
+      EXPECT_EQ(executor_.counters().blocks,
+                static_cast<std::uint64_t>(std::min(num_blocks, items.dkv) +
+                                           std::min(num_blocks, items.dq)));
+      table.gradient.sum_dkv(runner.sum_args());
+      expect_equal(runner.result(), expected);
+    }
+  }
+
   /// `backward` of `table`: no image, no slots at aligned addresses; nothing to do is no error.
   static void expect_refusals(void (*backward)(const BackwardArgs& args), const KernelTable& table,
                               const testing::GradientInputs& in) {
