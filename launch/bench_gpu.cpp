@@ -142,7 +142,8 @@ class GpuCase {
     if (call_overheads_.empty()) return record;
     record.call_overhead_seconds = median(call_overheads_);
     record.replay_overhead_seconds = median(replay_overheads_);
-    record.removed_overhead = 1.0 - *record.replay_overhead_seconds / *record.call_overhead_seconds;
+    record.removed_overhead =
+        removed_overhead_of(*record.call_overhead_seconds, *record.replay_overhead_seconds);
     record.removed_target = 0.80;
     return record;
   }
@@ -184,6 +185,11 @@ std::string GpuRecord::name() const {
   return fmt::format("gpu{}/{}/{}/d{}/s{}/{}/{}", suffix_of(problem.pass), kernels,
                      name_of(problem.dtype), problem.head_dim, problem.seq_len,
                      name_of(problem.mask), name_of(schedule));
+}
+
+std::optional<double> removed_overhead_of(double call_seconds, double replay_seconds) {
+  if (!(call_seconds > 0.0)) return std::nullopt;
+  return 1.0 - replay_seconds / call_seconds;
 }
 
 std::optional<double> gpu_target(const BenchProblem& problem, const std::string& kernels) {

@@ -37,7 +37,7 @@ struct GpuRecord {
   /// needs for it (which is what a pass takes in a graph of many), call by call and replayed.
   std::optional<double> call_overhead_seconds;
   std::optional<double> replay_overhead_seconds;
-  std::optional<double> removed_overhead;  ///< 1 - replay overhead / call overhead
+  std::optional<double> removed_overhead;  ///< of these two; see removed_overhead_of()
   std::optional<double> removed_target;
   std::int64_t repetitions = 0;
 
@@ -62,6 +62,10 @@ struct GpuSuite {
   std::function<void(const GpuCopyRecord&)> on_copy;
   double run_seconds = 0.05;  ///< short passes are repeated up to this
 };
+
+/// 1 - replay / call overhead; nothing where no call overhead was to be seen, as a share of none
+/// means nothing.
+std::optional<double> removed_overhead_of(double call_seconds, double replay_seconds);
 
 /// The fraction of peak this project wants: 0.75 / 0.60 (forward / backward) of the kernels for
 /// Hopper, 0.45 of the portable forward, in bf16, causal, D = 128, S >= 8192; nothing elsewhere.

@@ -4,6 +4,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "launch/bench_gpu.h"
 #include "launch/bench_kernels.h"
 #include "launch/bench_report.h"
 #include "launch/bench_ring.h"
@@ -33,6 +34,12 @@ RunConfig tiny_config() {
   config.seq_lens = {150};
   config.repetitions = 2;
   return config;
+}
+
+TEST(BenchGpu, NoShareIsTakenOfAnOverheadThatIsNotThere) {
+  EXPECT_DOUBLE_EQ(removed_overhead_of(10e-6, 2e-6).value(), 0.8);
+  EXPECT_EQ(removed_overhead_of(0.0, 2e-6), std::nullopt);
+  EXPECT_EQ(removed_overhead_of(-1e-6, 2e-6), std::nullopt);
 }
 
 TEST(BenchTiming, MedianAndSpread) {
