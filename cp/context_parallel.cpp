@@ -180,7 +180,7 @@ Explanation ContextParallelAttention::explain(const Problem& problem) const {
     result.q_rows = plan.shard().q_rows;
     result.kv_rows = plan.shard().kv_rows;
     result.visible_pairs = plan.shard().visible_pairs;
-    result.forward_memory_bytes = memory.total() - memory.inputs - memory.outputs;
+    result.forward_memory_bytes = memory.own();
     result.backward_memory_bytes = gradient.memory_bytes();
     result.forward_bytes_on_wire = plan.bytes_on_wire();
     result.backward_bytes_on_wire = gradient.bytes_on_wire();

@@ -91,6 +91,12 @@ class CudaBackend {
   std::shared_ptr<Device> open_device(int ordinal) { return open_device(ordinal, {}); }
   /// Those for a device of this backend.
   virtual const KernelTable& kernels(const std::shared_ptr<Device>& device) = 0;
+  /// Those that a device would have, for making plans: names and sizes, on any machine. Nothing of
+  /// it is to be launched.
+  ///
+  /// `compute_capability`  90 is sm_90
+  /// Errors  Unsupported: no kernels for it; InvalidArgument: no multiprocessors.
+  virtual KernelTable kernels_for_plans(int compute_capability, int multiprocessors) const = 0;
   virtual std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) = 0;
   /// Records what `work` gives to `stream`, as a trainer's own capture would: a first call made
   /// outside, so that nothing has to be allocated; no waiting inside.
@@ -117,7 +123,7 @@ class CudaBackend {
 
 /// What the shared object exports: the backend, or null when `interface` is not the one it was
 /// built with. The caller deletes it before it closes the object.
-inline constexpr std::uint32_t kCudaBackendInterface = 3;
+inline constexpr std::uint32_t kCudaBackendInterface = 4;
 inline constexpr const char* kCudaBackendSymbol = "cpattn_cuda_backend";
 using MakeCudaBackend = CudaBackend* (*)(std::uint32_t interface);
 

@@ -191,6 +191,7 @@ MemoryPlan Plan::memory() const {
   const std::byte anywhere{};  // sizes do not depend on addresses
   memory.images = StepImages::size_bytes(
       StepBinding(*this).make_images([&](std::size_t) { return &anywhere; }));
+  if (kernels_->device != DeviceKind::cpu) memory.maxima = bytes(1, shape.num_heads, sizeof(float));
   return memory;
 }
 

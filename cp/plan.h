@@ -38,7 +38,10 @@ struct MemoryPlan {
   std::size_t carried = 0;     ///< partial states carried between steps
   std::size_t workspace = 0;   ///< kernel scratch
   std::size_t images = 0;      ///< what launches on a device read (KernelTable::step_image)
-  std::size_t total() const { return inputs + outputs + ring_slots + carried + workspace + images; }
+  std::size_t maxima = 0;      ///< on a device: what head_maxima is reset from
+  /// What plan() takes: all but the caller's tensors.
+  std::size_t own() const { return ring_slots + carried + workspace + images + maxima; }
+  std::size_t total() const { return inputs + outputs + own(); }
 };
 
 /// Plan::guarantee() of a plan whose results are the same bits for every CP size.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "kernels/block_attention.h"
+#include "kernels/launch_tiles.h"
 #include "kernels/mask.h"
 #include "kernels/shape.h"
 #include "src/base/tensor_view.h"
@@ -175,6 +176,9 @@ struct GradientKernels {
   /// As KernelTable::step_image: reads all of BackwardArgs that says what is done where, and no
   /// number of any tensor.
   std::vector<std::byte> (*step_image)(const BackwardArgs& args) = nullptr;
+
+  /// As KernelTable::launch_tiles: the launches of a backward(), in their order; null on a CPU.
+  std::vector<LaunchTiles> (*launch_tiles)(const KernelProblem& problem) = nullptr;
 };
 
 }  // namespace cpattn

@@ -84,6 +84,9 @@ struct KernelTable {
   /// are part of it. Null for kernels that read their arguments where they are.
   std::vector<std::byte> (*step_image)(const ForwardArgs& args) = nullptr;
 
+  /// What the one launch of a forward() is; null on a CPU.
+  LaunchTiles (*launch_tiles)(const KernelProblem& problem) = nullptr;
+
   /// Rows gathered or scattered by ranges.
   void (*copy_rows)(const RowCopy& copy) = nullptr;
 

@@ -60,7 +60,10 @@ inline constexpr unsigned kNoKnobs = 0;
 inline constexpr unsigned kProblemKnobs = FieldGroup::lanes | FieldGroup::ring |
                                           FieldGroup::kernels | FieldGroup::file |
                                           FieldGroup::synthetic | FieldGroup::heads;
-inline constexpr unsigned kAllKnobs = kProblemKnobs | FieldGroup::parity | FieldGroup::gpu;
+inline constexpr unsigned kAllKnobs =
+    kProblemKnobs | FieldGroup::parity | FieldGroup::device | FieldGroup::gpu;
+inline constexpr unsigned kPlanKnobs =
+    kProblemKnobs | FieldGroup::device | FieldGroup::gpu | FieldGroup::planned;
 inline constexpr unsigned kBenchKnobs = FieldGroup::heads | FieldGroup::bench | FieldGroup::gpu;
 
 struct Subcommand {

@@ -29,7 +29,10 @@ constexpr std::array kSections{
             "Used when `tensors` is not given. `cu_seqlens` replaces `seq_len` and `kv_len`."},
     Section{FieldGroup::heads, "Heads of synthetic inputs", "Refused beside `tensors`, too."},
     Section{FieldGroup::parity, "Comparison and reports", "Flags of `cpattn parity` only."},
-    Section{FieldGroup::gpu, "GPUs", "Flags of `cpattn parity` and `cpattn bench`."},
+    Section{FieldGroup::device, "Device", "A flag of `cpattn parity` and `cpattn plan`."},
+    Section{FieldGroup::gpu, "GPUs", "Flags of `cpattn parity`, `cpattn plan` and `cpattn bench`."},
+    Section{FieldGroup::planned, "The GPU that is planned for",
+            "Flags of `cpattn plan` only: a machine without a GPU can plan for any."},
     Section{FieldGroup::bench, "Benchmark",
             "Flags of `cpattn bench` only; every combination is measured."},
 };

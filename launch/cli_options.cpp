@@ -37,6 +37,10 @@ std::string_view heading(FieldGroup group) {
       return "Heads";
     case FieldGroup::gpu:
       return "GPUs";
+    case FieldGroup::device:
+      return "Device";
+    case FieldGroup::planned:
+      return "The GPU that is planned for";
     case FieldGroup::bench:
       return "Benchmark (lists; every combination is measured)";
   }
@@ -67,9 +71,10 @@ std::string described(const RunField& field, const T& value) {
   return fmt::format("{}{} (default: {})", field.help, what, default_text);
 }
 
-constexpr std::array kGroups{FieldGroup::lanes,  FieldGroup::ring,      FieldGroup::kernels,
-                             FieldGroup::file,   FieldGroup::synthetic, FieldGroup::heads,
-                             FieldGroup::parity, FieldGroup::gpu,       FieldGroup::bench};
+constexpr std::array kGroups{FieldGroup::lanes,   FieldGroup::ring,      FieldGroup::kernels,
+                             FieldGroup::file,    FieldGroup::synthetic, FieldGroup::heads,
+                             FieldGroup::parity,  FieldGroup::device,    FieldGroup::gpu,
+                             FieldGroup::planned, FieldGroup::bench};
 constexpr unsigned kHelpColumns = 100;
 
 void add_option(po::options_description& options, const std::string& flag,

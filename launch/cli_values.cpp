@@ -50,6 +50,8 @@ bool obeys(TextRule rule, const std::string& text) {
       return text == "auto" || from_name<Isa>(text).has_value();
     case TextRule::dtype_or_same:
       return text == "same" || from_name<DType>(text).has_value();
+    case TextRule::arch_or_auto:
+      return text == "auto" || (text.starts_with("sm_") && from_decimal<int>(text.substr(3)) > 0);
     case TextRule::number_or_auto: {
       const std::optional<double> number = from_decimal<double>(text);
       return text == "auto" || (number && std::isfinite(*number));
@@ -93,6 +95,8 @@ std::string expected_scalar(const RunField& field, const std::string*) {
       return "same | " + choices<DType>();
     case TextRule::number_or_auto:
       return "auto or a finite number";
+    case TextRule::arch_or_auto:
+      return "auto or an architecture such as sm_90";
   }
   return "?";
 }

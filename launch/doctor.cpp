@@ -196,6 +196,8 @@ Diagnosis diagnose(const MachineFacts& facts) {
        diagnosis.can_run_parity
            ? fmt::format("any size; up to {} without sharing cores", facts.usable_cores)
            : "see what is missing"},
+      {"plan of GPUs (--device cuda)", !facts.cuda_backend.empty(),
+       facts.cuda_backend.empty() ? "no CUDA backend" : "needs no GPU"},
       gpu_ability(facts, diagnosis.can_run_parity),
   };
   return diagnosis;

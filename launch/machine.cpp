@@ -126,15 +126,6 @@ std::string single_copy_error() {
   return WEXITSTATUS(status) == 0 ? "" : std::strerror(WEXITSTATUS(status) & 0x7f);
 }
 
-std::optional<bool> mpi_cuda_awareness() {
-  constexpr std::string_view key = "mpi_built_with_cuda_support:value:";
-  for (const std::string& line : lines_of("ompi_info --parsable --all")) {
-    const std::size_t place = line.find(key);
-    if (place != std::string::npos) return line.substr(place + key.size()) == "true";
-  }
-  return std::nullopt;
-}
-
 std::string cuda_toolkit() {
   for (const char* command : {"nvcc --version", "/usr/local/cuda/bin/nvcc --version"}) {
     for (const std::string& line : lines_of(command)) {
@@ -145,6 +136,15 @@ std::string cuda_toolkit() {
 }
 
 }  // namespace
+
+std::optional<bool> mpi_cuda_awareness() {
+  constexpr std::string_view key = "mpi_built_with_cuda_support:value:";
+  for (const std::string& line : lines_of("ompi_info --parsable --all")) {
+    const std::size_t place = line.find(key);
+    if (place != std::string::npos) return line.substr(place + key.size()) == "true";
+  }
+  return std::nullopt;
+}
 
 MachineFacts examine_machine() {
   MachineFacts facts;

@@ -47,6 +47,10 @@ struct MachineFacts {
 /// /sys and the libraries' presence. What cannot be found out stays at its default.
 MachineFacts examine_machine();
 
+/// Whether Open MPI says that it takes device memory, by ompi_info (10 s at most); nothing when it
+/// does not say.
+std::optional<bool> mpi_cuda_awareness();
+
 /// What the backend at `path` ("": the installed one) says of itself and of the GPUs.
 void examine_gpus(const std::string& path, MachineFacts& facts);
 

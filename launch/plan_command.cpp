@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "launch/cli_values.h"
+#include "launch/machine.h"
 #include "launch/plan_json.h"
 #include "launch/plan_summary.h"
 #include "launch/plan_text.h"
@@ -27,13 +28,24 @@ std::optional<int> wanted_rank(const RunConfig& config, const CommandLine& line)
   return static_cast<int>(rank);
 }
 
+/// What is known of the GPU at one size. InvalidArgument for what a run would refuse there.
+GpuSummary gpu_summary(const PlannedGpu& gpu, const RunConfig& config, int world_size) {
+  const PlannedExchange exchange = planned_exchange(config.exchange, gpu.num_gpus, world_size, [] {
+    return mpi_cuda_awareness().value_or(false);
+  });
+  require(!config.cp_config.verify_checksum || exchange.can_verify_checksums,
+          "verify_checksum is true, expected false: exchange ", exchange.name,
+          " does not see the bytes it moves");
+  return {gpu.compute_capability, gpu.multiprocessors, gpu.origin, exchange};
+}
+
 }  // namespace
 
 Subcommand plan_subcommand() {
   return {"plan",
           "prints what a run would do, without running it",
           "cpattn plan --seq-len 40 --chunk-tokens 8 --cp 3 --rank 1",
-          kProblemKnobs,
+          kPlanKnobs,
           {{"rank", "R", "prints all steps of this rank; default: of every rank when they are few"},
            {"json", "", "prints JSON"}},
           run_plan};
@@ -41,7 +53,9 @@ Subcommand plan_subcommand() {
 
 int run_plan(const RunConfig& config, const CommandLine& line) {
   const std::optional<int> rank = wanted_rank(config, line);
-  const KernelTable& kernels = kernels_of(config);
+  std::optional<PlannedGpu> gpu;
+  if (config.device != LaneDevice::cpu) gpu = planned_gpu(config);
+  const KernelTable& kernels = gpu ? gpu->kernels : kernels_of(config);
   const bool wants_json = line.has("json");
   std::vector<PlanSummary> summaries;
   bool is_first = true;
@@ -51,6 +65,7 @@ int run_plan(const RunConfig& config, const CommandLine& line) {
       for (const std::int64_t size : config.cp) {
         PlanSummary summary = summarize_plan(problem, cp_config_of(config, lane), kernels,
                                              input->info().name, static_cast<int>(size), rank);
+        if (gpu) summary.gpu = gpu_summary(*gpu, config, static_cast<int>(size));
         if (wants_json) {
           summaries.push_back(std::move(summary));
         } else {

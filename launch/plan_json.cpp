@@ -27,6 +27,8 @@ Json memory_json(const RankSummary& rank) {
           {"ring_slots", memory.ring_slots},
           {"carried", memory.carried},
           {"workspace", memory.workspace},
+          {"images", memory.images},
+          {"maxima", memory.maxima},
           {"total", memory.total()},
           {"bytes_per_token", rank.bytes_per_token()}};
 }
@@ -45,6 +47,7 @@ Json backward_json(const BackwardSummary& backward) {
             {"work_dkv", memory.work_dkv},
             {"messages", memory.messages},
             {"workspace", memory.workspace},
+            {"images", memory.images},
             {"total", memory.total()}}}};
 }
 
@@ -76,7 +79,10 @@ Json rank_json(const RankSummary& rank) {
             {"blocks", rank.num_blocks},
             {"merges", rank.num_merges},
             {"bytes_on_wire", rank.bytes_on_wire},
-            {"memory", memory_json(rank)}};
+            {"packed_kv", rank.packed_kv},
+            {"memory", memory_json(rank)},
+            {"own_memory",
+             {{"total", rank.own_memory()}, {"bytes_per_token", rank.own_bytes_per_token()}}}};
   if (rank.backward) json["backward"] = backward_json(*rank.backward);
   return json;
 }
@@ -139,6 +145,23 @@ Json agreement_json(const std::string& lines) {
   return json;
 }
 
+Json gpu_json(const PlanSummary& summary, const GpuSummary& gpu) {
+  Json json{{"architecture", architecture_name(gpu.compute_capability)},
+            {"multiprocessors", gpu.multiprocessors},
+            {"origin", gpu.origin},
+            {"exchange", gpu.exchange.name},
+            {"why_exchange", gpu.exchange.why}};
+  json["launches"] = Json::array();
+  for (const LaunchTiles& launch : summary.launches) {
+    json["launches"].push_back({{"result", launch.result},
+                                {"own_rows", launch.own_rows},
+                                {"other_rows", launch.other_rows},
+                                {"block_threads", launch.block_threads},
+                                {"shared_bytes", launch.shared_bytes}});
+  }
+  return json;
+}
+
 Json summary_json(const PlanSummary& summary) {
   const AttentionShape& shape = summary.problem.shape;
   const SequenceBatch& batch = summary.problem.batch;
@@ -160,10 +183,11 @@ Json summary_json(const PlanSummary& summary) {
             {"chunk_tokens", summary.config.chunk_tokens},
             {"kernels", summary.kernels},
             {"numerics", summary.numerics},
-            {"threads", summary.num_threads},
+            {summary.gpu ? "thread_blocks" : "threads", summary.num_threads},
             {"guarantee", summary.guarantee},
             {"imbalance", summary.imbalance},
             {"agreement", agreement_json(summary.agreement_lines)}};
+  if (summary.gpu) json["gpu"] = gpu_json(summary, *summary.gpu);
   json["ranks"] = Json::array();
   for (const RankSummary& rank : summary.ranks) json["ranks"].push_back(rank_json(rank));
   for (std::size_t p = 0; p < summary.detailed.size(); ++p) {

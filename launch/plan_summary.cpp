@@ -24,16 +24,33 @@ RankSummary summarize_rank(const Plan& plan) {
     if (op.kind == StateOpKind::block || op.kind == StateOpKind::accumulate) ++summary.num_blocks;
   }
   summary.bytes_on_wire = plan.bytes_on_wire();
+  summary.packed_kv = plan.span_bytes()[static_cast<std::size_t>(plan.rank())];
   summary.memory = plan.memory();
   return summary;
 }
 
+std::vector<LaunchTiles> launches_of(const Plan& plan) {
+  const KernelTable& kernels = plan.kernels();
+  if (kernels.launch_tiles == nullptr) return {};
+  std::vector<LaunchTiles> launches{kernels.launch_tiles(plan.kernel_problem())};
+  for (const LaunchTiles& launch : kernels.gradient.launch_tiles(plan.kernel_problem()))
+    launches.push_back(launch);
+  return launches;
+}
+
+double per_token(std::size_t bytes, std::int64_t tokens) {
+  return tokens == 0 ? 0.0 : static_cast<double>(bytes) / static_cast<double>(tokens);
+}
+
 }  // namespace
 
-double RankSummary::bytes_per_token() const {
-  if (num_tokens() == 0) return 0.0;
-  return static_cast<double>(memory.total()) / static_cast<double>(num_tokens());
+double RankSummary::bytes_per_token() const { return per_token(memory.total(), num_tokens()); }
+
+std::size_t RankSummary::own_memory() const {
+  return memory.own() + (backward ? backward->memory.total() : 0);
 }
+
+double RankSummary::own_bytes_per_token() const { return per_token(own_memory(), num_tokens()); }
 
 PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
                            const KernelTable& kernels, const std::string& input, int world_size,
@@ -58,6 +75,7 @@ PlanSummary summarize_plan(const Problem& problem, const CpConfig& config,
     num_ops += static_cast<std::int64_t>(plan.schedule().ops.size());
     if (r == 0) {
       summary.num_threads = plan.num_threads();
+      summary.launches = launches_of(plan);
       summary.guarantee = plan.guarantee();
       summary.agreement_lines = plan.agreement_lines();
       summary.imbalance = plan.sharding().imbalance();

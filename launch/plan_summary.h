@@ -8,6 +8,7 @@
 
 #include "cp/plan.h"
 #include "launch/plan_backward.h"
+#include "launch/plan_gpu.h"
 #include "launch/run_config.h"
 
 namespace cpattn {
@@ -23,12 +24,24 @@ struct RankSummary {
   std::int64_t num_blocks = 0;  ///< block and accumulate ops
   std::int64_t num_merges = 0;
   std::size_t bytes_on_wire = 0;
+  std::size_t packed_kv = 0;  ///< its keys and values as they travel
   MemoryPlan memory;
   std::optional<BackwardSummary> backward;  ///< none when the kernels have no backward
 
   std::int64_t num_tokens() const { return q_tokens > kv_tokens ? q_tokens : kv_tokens; }
   /// Peak memory over the tokens of the shard; 0 for a rank without tokens.
   double bytes_per_token() const;
+  /// What the plan takes for itself, forward and backward, and that over the tokens of the shard.
+  std::size_t own_memory() const;
+  double own_bytes_per_token() const;
+};
+
+/// The GPU that it is for.
+struct GpuSummary {
+  int compute_capability = 0;
+  int multiprocessors = 0;
+  std::string origin;
+  PlannedExchange exchange;
 };
 
 struct PlanSummary {
@@ -36,12 +49,14 @@ struct PlanSummary {
   Problem problem;
   CpConfig config;
   int world_size = 1;
-  int num_threads = 1;
+  int num_threads = 1;  ///< of a rank, on a CPU; thread blocks of a GPU
   std::string kernels;
   std::string numerics;
   std::string guarantee;
   std::string agreement_lines;
   double imbalance = 1.0;
+  std::vector<LaunchTiles> launches;  ///< of a step on a GPU: forward, then backward
+  std::optional<GpuSummary> gpu;      ///< whoever has found one adds it
   std::vector<RankSummary> ranks;
   std::optional<int> wanted_rank;  ///< the rank asked for; it may be beyond this size
   std::vector<Plan> detailed;      ///< plans whose steps are shown in full

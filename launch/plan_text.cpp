@@ -55,6 +55,21 @@ bool is_same_ownership(const RankSummary& rank) {
                     });
 }
 
+std::string gpu_text(const PlanSummary& summary, const GpuSummary& gpu) {
+  std::string text =
+      fmt::format("gpu      {} with {} multiprocessors: {}\n",
+                  architecture_name(gpu.compute_capability), gpu.multiprocessors, gpu.origin);
+  text += fmt::format("exchange {} ({})\n", gpu.exchange.name, gpu.exchange.why);
+  for (const LaunchTiles& launch : summary.launches) {
+    text += fmt::format(
+        "{:<9}{}: a thread block of {} owns {} rows, {} pass by at a time, {} of "
+        "shared memory\n",
+        &launch == &summary.launches.front() ? "launches" : "", launch.result, launch.block_threads,
+        launch.own_rows, launch.other_rows, bytes_text(launch.shared_bytes));
+  }
+  return text;
+}
+
 std::string head(const PlanSummary& summary) {
   const AttentionShape& shape = summary.problem.shape;
   const SequenceBatch& batch = summary.problem.batch;
@@ -68,11 +83,21 @@ std::string head(const PlanSummary& summary) {
   text += fmt::format("shape    heads {} over {} kv heads, head_dim {}, value_dim {}, scale {}\n",
                       shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim,
                       shape.softmax_scale);
-  text += fmt::format("kernels  {}, {}, {} thread{} per rank, chunks of {} tokens\n",
-                      summary.kernels, summary.numerics, summary.num_threads,
-                      summary.num_threads == 1 ? "" : "s", summary.config.chunk_tokens);
+  text += fmt::format("kernels  {}, {}, {} {}{}, chunks of {} tokens\n", summary.kernels,
+                      summary.numerics, summary.num_threads,
+                      summary.gpu ? "thread blocks at a time" : "thread",
+                      summary.gpu                ? ""
+                      : summary.num_threads == 1 ? " per rank"
+                                                 : "s per rank",
+                      summary.config.chunk_tokens);
+  if (summary.gpu) text += gpu_text(summary, *summary.gpu);
   text += fmt::format("result   {}\n", summary.guarantee);
   return text;
+}
+
+/// What only a GPU needs: descriptions of the steps' work that its launches read.
+std::string images_text(const PlanSummary& summary, std::size_t bytes) {
+  return summary.gpu ? fmt::format(", descriptions of steps {}", bytes_text(bytes)) : "";
 }
 
 std::string ownership(const PlanSummary& summary) {
@@ -112,9 +137,10 @@ std::string load(const PlanSummary& summary) {
   const MemoryPlan& memory = largest->memory;
   text += fmt::format(
       "memory   largest on rank {}: inputs {}, outputs {}, ring slots {}, carried states {}, "
-      "workspace {}\n",
+      "workspace {}{}\n",
       largest->rank, bytes_text(memory.inputs), bytes_text(memory.outputs),
-      bytes_text(memory.ring_slots), bytes_text(memory.carried), bytes_text(memory.workspace));
+      bytes_text(memory.ring_slots), bytes_text(memory.carried), bytes_text(memory.workspace),
+      images_text(summary, memory.images + memory.maxima));
   return text;
 }
 
@@ -137,11 +163,28 @@ std::string backward_load(const PlanSummary& summary) {
   const GradientMemory& memory = largest->backward->memory;
   text += fmt::format(
       "memory   largest on rank {}: ring slots {}, packed queries {}, carried dq {}, carried dk dv "
-      "{}, dk dv in a step {}, messages {}, workspace {}\n",
+      "{}, dk dv in a step {}, messages {}, workspace {}{}\n",
       largest->rank, bytes_text(memory.ring_slots), bytes_text(memory.queries),
       bytes_text(memory.carried_dq), bytes_text(memory.carried_dkv), bytes_text(memory.work_dkv),
-      bytes_text(memory.messages), bytes_text(memory.workspace));
+      bytes_text(memory.messages), bytes_text(memory.workspace),
+      images_text(summary, memory.images));
   return text;
+}
+
+/// What a rank takes of a GPU's memory beyond the caller's tensors.
+std::string device_memory(const PlanSummary& summary) {
+  if (!summary.gpu) return "";
+  std::string text =
+      "\nrank  device memory: packed shard     forward    backward    together  bytes/token\n";
+  for (const RankSummary& rank : summary.ranks) {
+    text += fmt::format("{:>4}  {:>27}  {:>10}  {:>10}  {:>10}  {:>11.1f}\n", rank.rank,
+                        bytes_text(rank.packed_kv), bytes_text(rank.memory.own()),
+                        bytes_text(rank.own_memory() - rank.memory.own()),
+                        bytes_text(rank.own_memory()), rank.own_bytes_per_token());
+  }
+  return text +
+         "         taken with the plan and with the first backward; the caller's tensors "
+         "not counted\n";
 }
 
 std::string mask_text(const BlockMask& mask) {
@@ -237,7 +280,8 @@ constexpr std::string_view kLegend =
 }  // namespace
 
 std::string plan_text(const PlanSummary& summary) {
-  std::string text = head(summary) + ownership(summary) + load(summary) + backward_load(summary);
+  std::string text = head(summary) + ownership(summary) + load(summary) + backward_load(summary) +
+                     device_memory(summary);
   if (summary.detailed.empty()) {
     return text + (summary.wanted_rank
                        ? fmt::format("steps    there is no rank {} here\n", *summary.wanted_rank)

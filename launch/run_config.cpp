@@ -32,7 +32,8 @@ std::string_view why_without_effect(const RunConfig& config, std::string_view ke
     return "direction forward computes no gradients";
   }
   if (config.device == LaneDevice::cpu && config.suite != BenchSuite::gpu &&
-      (key == "exchange" || key == "cuda_backend")) {
+      (key == "exchange" || key == "cuda_backend" || key == "gpu_arch" ||
+       key == "multiprocessors")) {
     return "device cpu uses no GPU";
   }
   if (config.suite == BenchSuite::gpu && (key == "isas" || key == "thread_counts")) {

@@ -113,6 +113,9 @@ struct RunConfig {
   LaneDevice device = LaneDevice::cpu;
   GpuExchange exchange = GpuExchange::automatic;
   std::string cuda_backend;  ///< shared object; empty: the installed one
+  // plan, of GPUs
+  std::string gpu_arch = "auto";     ///< auto, or "sm_90"
+  std::int64_t multiprocessors = 0;  ///< 0: those of the GPU found, or the usual ones
   // bench; empty lists and 0: the suite's own choice
   BenchSuite suite = BenchSuite::kernels;
   std::vector<BenchPass> passes;
@@ -136,10 +139,12 @@ enum class FieldGroup : unsigned {
   heads = 64,      ///< how many heads synthetic inputs have
   bench = 128,     ///< what bench sweeps
   gpu = 256,       ///< which GPUs' code, and what moves shards between them
+  device = 512,    ///< where lanes run
+  planned = 1024,  ///< which GPU a plan is for
 };
 
 /// What a text value may be.
-enum class TextRule { any, isa_or_auto, dtype_or_same, number_or_auto };
+enum class TextRule { any, isa_or_auto, dtype_or_same, number_or_auto, arch_or_auto };
 
 /// One knob of RunConfig; `unset` says what its default means where that is not a value one can
 /// write.
@@ -221,7 +226,7 @@ void for_each_device_field(Config& config, Visitor&& visit) {
   visit(RunField{{"device",
                   "where lanes run: cpu, cuda, or cpu-vs-cuda (lanes on GPUs, compared with one "
                   "rank on the CPU)"},
-                 FieldGroup::parity},
+                 FieldGroup::device},
         config.device);
   visit(RunField{{"exchange",
                   "what moves shards between GPUs; auto is nccl where every rank of a host has a "
@@ -233,6 +238,17 @@ void for_each_device_field(Config& config, Visitor&& visit) {
                  TextRule::any,
                  "the installed one"},
         config.cuda_backend);
+  visit(RunField{{"gpu_arch", "architecture; auto is that of the first GPU found, or sm_90", 0, 0,
+                  Scope::local},
+                 FieldGroup::planned,
+                 TextRule::arch_or_auto},
+        config.gpu_arch);
+  visit(RunField{{"multiprocessors", "its multiprocessors, two thread blocks each", 1, 4096,
+                  Scope::local},
+                 FieldGroup::planned,
+                 TextRule::any,
+                 "those of the GPU found, or of a GPU of that architecture in data centers"},
+        config.multiprocessors);
 }
 
 /// What bench sweeps; none of it changes a result.

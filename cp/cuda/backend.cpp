@@ -23,6 +23,17 @@ namespace {
 /// Thread blocks of ours that share a multiprocessor; more would wait, and each has a workspace.
 constexpr int kBlocksPerMultiprocessor = 2;
 
+KernelTable table_for(int compute_capability, int multiprocessors) {
+  constexpr int kHopper = 90;  // wgmma is of this architecture alone
+  const bool is_hopper = compute_capability == kHopper;
+  KernelTable table = is_hopper ? cuda::sm90_kernels() : cuda::sm80_kernels();
+#if defined(CP_CUDA_DOUBLES)  // what they compute must not be taken for a GPU's
+  table.name = is_hopper ? "doubles of cuda/sm90" : "doubles of cuda/sm80";
+#endif
+  table.num_workers = kBlocksPerMultiprocessor * multiprocessors;
+  return table;
+}
+
 std::shared_ptr<CudaDevice> as_cuda(const std::shared_ptr<Device>& device) {
   auto cuda = std::dynamic_pointer_cast<CudaDevice>(device);
   require(cuda != nullptr, "device is ", device == nullptr ? "null" : device->description(),
@@ -131,18 +142,17 @@ class Backend final : public CudaBackend {
   const KernelTable& kernels(const std::shared_ptr<Device>& device) override {
     const std::shared_ptr<CudaDevice> gpu = as_cuda(device);
     const std::lock_guard lock(mutex_);
-    constexpr int kHopper = 90;  // wgmma is of this architecture alone
-    const KernelTable& table =
-        gpu->compute_capability() == kHopper ? cuda::sm90_kernels() : cuda::sm80_kernels();
-    const auto [found, is_new] = tables_.try_emplace(gpu->ordinal(), table);
-#if defined(CP_CUDA_DOUBLES)
-    if (is_new) {  // what they compute must not be taken for a GPU's
-      found->second.name = gpu->compute_capability() == kHopper ? "doubles of cuda/sm90"
-                                                                : "doubles of cuda/sm80";
-    }
-#endif
-    found->second.num_workers = kBlocksPerMultiprocessor * gpu->num_multiprocessors();
-    return found->second;
+    return tables_
+        .try_emplace(gpu->ordinal(),
+                     table_for(gpu->compute_capability(), gpu->num_multiprocessors()))
+        .first->second;
+  }
+
+  KernelTable kernels_for_plans(int compute_capability, int multiprocessors) const override {
+    require<Unsupported>(compute_capability >= kLeastCapability, "sm_", compute_capability,
+                         ": the kernels need sm_", kLeastCapability, " or newer");
+    require(multiprocessors > 0, "multiprocessors ", multiprocessors, ", expected at least 1");
+    return table_for(compute_capability, multiprocessors);
   }
 
   std::unique_ptr<OwnedStream> make_stream(const std::shared_ptr<Device>& device) override {

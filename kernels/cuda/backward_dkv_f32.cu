@@ -32,4 +32,12 @@ void launch_dkv(const BackwardArgs& args, const BackwardParams& params) {
   });
 }
 
+LaunchTiles dkv_tiles(const AttentionShape& shape) {
+  return with_groups_of_both(shape, [](auto groups) {
+    using C = GradientConfig<groups>;
+    return LaunchTiles{"dk, dv", C::kOwnRows, static_cast<int>(kQueryTile), kThreads,
+                       kDkvSharedBytes<C>};
+  });
+}
+
 }  // namespace cpattn::cuda::f32

@@ -25,4 +25,15 @@ void launch_dkv(const BackwardArgs& args, const BackwardParams& params) {
   });
 }
 
+std::vector<LaunchTiles> dkv_tiles(const AttentionShape& shape) {
+  LaunchTiles tiles = dq_tiles(shape);  // the same but for what they compute
+  tiles.result = "dk, dv";
+  if (with_config<SoundConfig>(shape, DType::bf16, [](auto config) { return config.kPanels <= 2; }))
+    return {tiles};
+  tiles.result = "dk";
+  LaunchTiles others = tiles;
+  others.result = "dv";
+  return {tiles, others};
+}
+
 }  // namespace cpattn::cuda::sm80_gradient

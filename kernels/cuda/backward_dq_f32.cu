@@ -21,4 +21,11 @@ void launch_dq(const BackwardArgs& args, const BackwardParams& params) {
   });
 }
 
+LaunchTiles dq_tiles(const AttentionShape& shape) {
+  return with_groups(shape.head_dim, [](auto groups) {
+    using C = GradientConfig<groups>;
+    return LaunchTiles{"dq", C::kOwnRows, static_cast<int>(kKeyTile), kThreads, kDqSharedBytes<C>};
+  });
+}
+
 }  // namespace cpattn::cuda::f32

@@ -21,4 +21,14 @@ void launch_dq(const BackwardArgs& args, const BackwardParams& params) {
   });
 }
 
+LaunchTiles dq_tiles(const AttentionShape& shape) {
+  BackwardParams params;
+  params.qk_panels = num_panels(shape.head_dim);
+  params.v_panels = num_panels(shape.value_dim);
+  return with_config<SoundConfig>(shape, DType::bf16, [&](auto config) {
+    using C = decltype(config);
+    return LaunchTiles{"dq", C::kOwnRows, C::kSliceRows, C::kThreads, shared_bytes<C>(params)};
+  });
+}
+
 }  // namespace cpattn::cuda::sm80_gradient

@@ -17,4 +17,11 @@ void launch_dq(const BackwardArgs& args, const BackwardParams& params) {
   });
 }
 
+LaunchTiles dq_tiles(const AttentionShape& shape) {
+  return with_config<SoundConfig>(shape, DType::bf16, [](auto config) {
+    using C = decltype(config);
+    return LaunchTiles{"dq", kOwnRows, kTileRows, kThreads, SharedPlan<C>::kBytes};
+  });
+}
+
 }  // namespace cpattn::cuda::sm90_gradient

@@ -9,6 +9,10 @@ std::size_t gradient_workspace_bytes(const KernelProblem& /*problem*/,
   return 0;
 }
 
+std::vector<LaunchTiles> gradient_tiles(const AttentionShape& shape) {
+  return {dkv_tiles(shape), dq_tiles(shape)};
+}
+
 std::vector<std::byte> gradient_image(const BackwardArgs& args) {
   const AttentionShape& shape = args.problem.shape;
   return make_gradient_image(args, {.rows = row_tile_size(shape), .keys = key_tile_size(shape)});

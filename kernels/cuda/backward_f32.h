@@ -6,11 +6,15 @@
 
 #include "kernels/block_gradient.h"
 #include "kernels/cuda/backward_params.h"
+#include "kernels/launch_tiles.h"
 
 namespace cpattn::cuda::f32 {
 
 /// None: what a task does not leave in a slot stays in registers.
 std::size_t gradient_workspace_bytes(const KernelProblem& problem, const GradientLimits& limits);
+
+/// What the launches of a step are, in their order.
+std::vector<LaunchTiles> gradient_tiles(const AttentionShape& shape);
 
 /// GradientKernels::step_image.
 std::vector<std::byte> gradient_image(const BackwardArgs& args);
@@ -28,6 +32,8 @@ void backward(const BackwardArgs& args);
 /// The launches, each in a source of its own, since their kernels take nvcc long.
 void launch_dkv(const BackwardArgs& args, const BackwardParams& params);
 void launch_dq(const BackwardArgs& args, const BackwardParams& params);
+LaunchTiles dkv_tiles(const AttentionShape& shape);
+LaunchTiles dq_tiles(const AttentionShape& shape);
 
 /// Sizes of the tiles that a thread block of either launch owns.
 int key_tile_size(const AttentionShape& shape);

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/backward_params.h"
+#include "kernels/launch_tiles.h"
 
 namespace cpattn::cuda::sm80_gradient {
 
 void launch_dkv(const BackwardArgs& args, const BackwardParams& params);
 void launch_dq(const BackwardArgs& args, const BackwardParams& params);
+std::vector<LaunchTiles> dkv_tiles(const AttentionShape& shape);
+LaunchTiles dq_tiles(const AttentionShape& shape);
 
 /// Rows that a thread block owns: the size of tiles.
 int own_rows(const AttentionShape& shape);

@@ -14,6 +14,12 @@ std::vector<std::byte> step_image(const BackwardArgs& args) {
   return make_gradient_image(args, {.rows = rows, .keys = rows});
 }
 
+std::vector<LaunchTiles> launch_tiles(const AttentionShape& shape) {
+  std::vector<LaunchTiles> tiles = dkv_tiles(shape);
+  tiles.push_back(dq_tiles(shape));
+  return tiles;
+}
+
 void backward(const BackwardArgs& args) {
   check_backward(args);
   if (args.tasks.empty()) return;

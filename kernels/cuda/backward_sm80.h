@@ -5,11 +5,15 @@
 #include <vector>
 
 #include "kernels/block_gradient.h"
+#include "kernels/launch_tiles.h"
 
 namespace cpattn::cuda::sm80_gradient {
 
 /// None: what a task does not leave in a slot stays in registers.
 std::size_t workspace_bytes(const KernelProblem& problem, const GradientLimits& limits);
+
+/// What the launches of a step are, in their order.
+std::vector<LaunchTiles> launch_tiles(const AttentionShape& shape);
 
 /// GradientKernels::step_image.
 std::vector<std::byte> step_image(const BackwardArgs& args);

@@ -14,6 +14,10 @@ bool takes(const AttentionShape& shape) {
   return num_panels(std::max(shape.head_dim, shape.value_dim)) <= kMaxPanels;
 }
 
+std::vector<LaunchTiles> launch_tiles(const AttentionShape& shape) {
+  return {dkv_tiles(shape), dq_tiles(shape)};
+}
+
 std::vector<std::byte> step_image(const BackwardArgs& args) {
   return make_gradient_image(args, {.rows = kOwnRows, .keys = kOwnRows});
 }

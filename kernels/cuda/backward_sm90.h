@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "kernels/block_gradient.h"
+#include "kernels/launch_tiles.h"
 
 namespace cpattn::cuda::sm90_gradient {
 
 /// Whether D and Dv are small enough for these kernels: registers hold the sums of 128 channels.
 /// Wider heads are the portable backward's.
 bool takes(const AttentionShape& shape);
+
+/// What the launches of a step are, in their order.
+std::vector<LaunchTiles> launch_tiles(const AttentionShape& shape);
 
 /// GradientKernels::step_image, for tiles of 128 rows and keys.
 std::vector<std::byte> step_image(const BackwardArgs& args);

@@ -21,6 +21,13 @@ std::vector<std::byte> step_image(const ForwardArgs& args) {
   return make_step_image(args, tile_rows(args.problem.shape));
 }
 
+LaunchTiles launch_tiles(const AttentionShape& shape) {
+  return with_groups(shape.value_dim, [](auto groups) {
+    return LaunchTiles{"out", kTileRows<groups>, static_cast<int>(kKeyTile), kThreads,
+                       kForwardSharedBytes<groups>};
+  });
+}
+
 void forward(const ForwardArgs& args) {
   check_forward(args);
   with_groups(args.problem.shape.value_dim, [&](auto groups) {

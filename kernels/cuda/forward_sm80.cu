@@ -44,6 +44,14 @@ std::vector<std::byte> step_image(const ForwardArgs& args) {
   return make_step_image(args, tile_rows(args.problem.shape));
 }
 
+LaunchTiles launch_tiles(const AttentionShape& shape) {
+  return with_config<bf16>(shape, [&](auto config) {
+    using C = decltype(config);
+    const KvForm form{num_panels(shape.head_dim), num_panels(shape.value_dim)};
+    return LaunchTiles{"out", C::kTileRows, kTileRows, kThreads, shared_bytes<C>(form)};
+  });
+}
+
 void forward(const ForwardArgs& args) {
   check_forward(args);
   if (args.problem.dtype == DType::bf16) {

@@ -9,7 +9,7 @@ namespace {
 
 /// Calls visit(Config) with the one for these head sizes.
 template <class T, class Visit>
-void with_config(const AttentionShape& shape, const Visit& visit) {
+auto with_config(const AttentionShape& shape, const Visit& visit) {
   const int k_panels = num_panels(shape.head_dim), v_panels = num_panels(shape.value_dim);
   if (k_panels == 1 && v_panels == 1) return visit(Config<T, 1, 1, 2>{});
   if (k_panels <= 2 && v_panels <= 2) return visit(Config<T, 2, 2, 2>{});
@@ -37,6 +37,13 @@ std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limi
 
 std::vector<std::byte> step_image(const ForwardArgs& args) {
   return make_step_image(args, kRowTile);
+}
+
+LaunchTiles launch_tiles(const AttentionShape& shape) {
+  return with_config<bf16>(shape, [](auto config) {
+    using C = decltype(config);
+    return LaunchTiles{"out", kRowTile, C::kStepKeys, kThreads, SharedPlan<C>::kBytes};
+  });
 }
 
 void forward(const ForwardArgs& args) {

@@ -5,10 +5,14 @@
 #include <vector>
 
 #include "kernels/block_attention.h"
+#include "kernels/launch_tiles.h"
 
 namespace cpattn::cuda::sm90 {
 
 std::size_t workspace_bytes(const KernelProblem& problem, const StepLimits& limits);
+
+/// What the launch of a step is.
+LaunchTiles launch_tiles(const AttentionShape& shape);
 
 /// KernelTable::step_image, for tiles of 128 rows.
 std::vector<std::byte> step_image(const ForwardArgs& args);

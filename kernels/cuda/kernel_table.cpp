@@ -45,6 +45,11 @@ struct Sm80 {
     return args.problem.dtype == DType::f32 ? f32::step_image(args) : sm80::step_image(args);
   }
 
+  static LaunchTiles launch_tiles(const KernelProblem& problem) {
+    return problem.dtype == DType::f32 ? f32::launch_tiles(problem.shape)
+                                       : sm80::launch_tiles(problem.shape);
+  }
+
   static std::size_t packed_query_bytes(const KernelProblem& problem, std::int64_t num_rows) {
     return problem.dtype == DType::f32 ? f32::packed_query_bytes(problem, num_rows)
                                        : cuda::packed_query_bytes(problem, num_rows);
@@ -64,6 +69,10 @@ struct Sm80 {
     return args.problem.dtype == DType::f32 ? f32::gradient_image(args)
                                             : sm80_gradient::step_image(args);
   }
+  static std::vector<LaunchTiles> gradient_tiles(const KernelProblem& problem) {
+    return problem.dtype == DType::f32 ? f32::gradient_tiles(problem.shape)
+                                       : sm80_gradient::launch_tiles(problem.shape);
+  }
 
   static constexpr GradientKernels kGradient{.packed_kv_bytes = packed_kv_bytes,
                                              .pack_kv = pack_kv,
@@ -75,7 +84,8 @@ struct Sm80 {
                                              .backward = backward,
                                              .sum_dkv = cuda::sum_dkv,
                                              .zero_rows = cuda::zero_rows,
-                                             .step_image = gradient_image};
+                                             .step_image = gradient_image,
+                                             .launch_tiles = gradient_tiles};
 
   static constexpr KernelTable kTable{.name = "cuda/sm80",
                                       .device = DeviceKind::cuda,
@@ -86,6 +96,7 @@ struct Sm80 {
                                       .workspace_bytes = workspace_bytes,
                                       .forward = forward,
                                       .step_image = step_image,
+                                      .launch_tiles = launch_tiles,
                                       .copy_rows = cuda::copy_rows,
                                       .burn = cuda::burn,
                                       .gradient = kGradient};

@@ -30,6 +30,11 @@ struct Sm90 {
                                            : sm90::step_image(args);
   }
 
+  static LaunchTiles launch_tiles(const KernelProblem& problem) {
+    return is_portable(problem.dtype) ? sm80_kernels().launch_tiles(problem)
+                                      : sm90::launch_tiles(problem.shape);
+  }
+
   static void backward(const BackwardArgs& args) {
     return has_portable_gradient(args.problem) ? sm80_kernels().gradient.backward(args)
                                                : sm90_gradient::backward(args);
@@ -37,6 +42,10 @@ struct Sm90 {
   static std::vector<std::byte> gradient_image(const BackwardArgs& args) {
     return has_portable_gradient(args.problem) ? sm80_kernels().gradient.step_image(args)
                                                : sm90_gradient::step_image(args);
+  }
+  static std::vector<LaunchTiles> gradient_tiles(const KernelProblem& problem) {
+    return has_portable_gradient(problem) ? sm80_kernels().gradient.launch_tiles(problem)
+                                          : sm90_gradient::launch_tiles(problem.shape);
   }
 
   static double burn(const BurnArgs& args) {
@@ -50,9 +59,11 @@ struct Sm90 {
     table.workspace_bytes = workspace_bytes;
     table.forward = forward;
     table.step_image = step_image;
+    table.launch_tiles = launch_tiles;
     table.burn = burn;
     table.gradient.backward = backward;
     table.gradient.step_image = gradient_image;
+    table.gradient.launch_tiles = gradient_tiles;
     return table;
   }
 };

@@ -10,7 +10,6 @@ namespace cpattn {
 namespace {
 
 constexpr std::size_t kBufferAlignment = 256, kTensorAlignment = 16;
-constexpr int kLeastCapability = 80;  // cp.async, and mma.sync of bf16
 
 /// "13.0"
 std::string version_text(int version) {

@@ -16,6 +16,9 @@
 
 namespace cpattn {
 
+/// The oldest architecture with what the kernels are made of: cp.async, and mma.sync of bf16.
+inline constexpr int kLeastCapability = 80;
+
 /// What this machine has of CUDA.
 struct CudaFacts {
   int driver_version = 0;   ///< 13000 is 13.0; 0: no driver

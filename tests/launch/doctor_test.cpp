@@ -128,7 +128,9 @@ TEST(Doctor, GpusAreNotClaimedToWorkWhereSomethingIsMissing) {
                                                         {only_old, "sm_70"},
                                                         {no_mpi, "MPI"}};
   for (const auto& [facts, why] : cases) {
-    const Ability ability = diagnose(facts).abilities.back();
+    const Diagnosis diagnosis = diagnose(facts);
+    const Ability &ability = diagnosis.abilities.back(), &plan = *(diagnosis.abilities.end() - 2);
+    EXPECT_EQ(plan.works, why != "no CUDA backend") << plan.what << ": " << plan.why;
     EXPECT_FALSE(ability.works) << why;
     EXPECT_NE(ability.why.find(why), std::string::npos) << ability.why;
   }

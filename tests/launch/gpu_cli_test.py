@@ -88,6 +88,55 @@ class ParityTest(ReportCase):
             self.assertIn("/nowhere/backend.so", result.stdout + result.stderr)
 
 
+class PlanTest(unittest.TestCase):
+    def plan(self, *arguments, code=0):
+        result = execute([PROGRAM, "plan", *TINY, "--device=cuda", *arguments])
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        return result
+
+    def plans(self, *arguments):
+        result = self.plan(f"--cuda-backend={DOUBLES}", "--json", *arguments)
+        return json.loads(result.stdout)["plans"]
+
+    def test_it_is_of_the_gpu_found_or_of_the_one_asked_for(self):
+        found, = self.plans("--cp=2", "--dtype=bf16")
+        self.assertIn("cuda:0", found["gpu"]["origin"])
+        blocks = 2 * found["gpu"]["multiprocessors"]
+        self.assertEqual(found["thread_blocks"], blocks)
+        self.assertEqual(found["gpu"]["exchange"], "nccl")
+        hopper, = self.plans("--cp=2", "--dtype=bf16", "--gpu-arch=sm_90")
+        self.assertEqual(hopper["kernels"], "doubles of cuda/sm90")
+        self.assertEqual((hopper["gpu"]["multiprocessors"], hopper["thread_blocks"]), (132, 264))
+        portable, = self.plans("--cp=2", "--dtype=bf16", "--gpu-arch=sm_86", "--multiprocessors=84")
+        self.assertEqual(portable["kernels"], "doubles of cuda/sm80")
+        self.assertEqual(portable["gpu"]["architecture"], "sm_86")
+        for plan in (hopper, portable):
+            results = [launch["result"] for launch in plan["gpu"]["launches"]]
+            self.assertEqual(results, ["out", "dk, dv", "dq"])
+            for rank in plan["ranks"]:
+                parts = {key: rank["memory"][key] for key in
+                         ("ring_slots", "carried", "workspace", "images", "maxima")}
+                self.assertGreater(min(parts["images"], parts["maxima"]), 0)
+                total = sum(parts.values()) + rank["backward"]["memory"]["total"]
+                self.assertEqual(rank["own_memory"]["total"], total)
+
+    def test_the_exchange_is_as_asked(self):
+        plan, = self.plans("--cp=2", "--exchange=host")
+        self.assertIn(plan["gpu"]["exchange"], ("host, staged", "host, cuda-aware"))
+        plan, = self.plans("--cp=64")
+        self.assertTrue(plan["gpu"]["exchange"].startswith("host"), "more ranks than GPUs")
+        result = self.plan(f"--cuda-backend={DOUBLES}", "--cp=2", "--verify-checksum", code=2)
+        self.assertIn("verify_checksum is true, expected false", result.stderr)
+
+    def test_what_is_missing_is_said(self):
+        self.assertIn("/nowhere/backend.so", self.plan(NO_BACKEND, code=3).stderr)
+        result = self.plan(f"--cuda-backend={DOUBLES}", "--gpu-arch=sm_75", code=3)
+        self.assertIn("sm_75: the kernels need sm_80 or newer", result.stderr)
+        result = self.plan(f"--cuda-backend={DOUBLES}", "--gpu-arch=sm_87", code=2)
+        self.assertIn("--multiprocessors says it", result.stderr)
+        self.plan(f"--cuda-backend={DOUBLES}", "--gpu-arch=hopper", code=2)
+
+
 class BenchTest(ReportCase):
     def bench(self, *launcher, passes="forward,backward"):
         path = os.path.join(self.folder.name, "bench.json")

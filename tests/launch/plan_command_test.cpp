@@ -88,6 +88,22 @@ KernelTable golden_kernels() {
   return table;
 }
 
+/// Likewise for a GPU.
+KernelTable golden_gpu_kernels() {
+  KernelTable table = golden_kernels();
+  table.name = "cuda/golden";
+  table.device = DeviceKind::cuda;
+  table.num_workers = 264;
+  table.step_image = [](const ForwardArgs&) { return std::vector<std::byte>(100); };
+  table.launch_tiles = [](const KernelProblem&) { return LaunchTiles{"out", 128, 64, 384, 66560}; };
+  table.gradient.step_image = [](const BackwardArgs&) { return std::vector<std::byte>(300); };
+  table.gradient.launch_tiles = [](const KernelProblem&) {
+    return std::vector{LaunchTiles{"dk, dv", 128, 32, 256, 1000},
+                       LaunchTiles{"dq", 64, 16, 128, 0}};
+  };
+  return table;
+}
+
 PlanSummary golden_summary(const KernelTable& kernels, std::optional<int> rank) {
   const RunConfig config = small_case();
   const LaneConfig lane = lanes_of(config).front();
@@ -127,6 +143,52 @@ TEST(PlanCommand, GoldenJson) {
 
   // The steps of one rank are enough to fix the form.
   expect_golden(plan_json(std::vector{golden_summary(kernels, 1)}), "plan_zigzag_causal_cp3.json");
+}
+
+PlanSummary golden_gpu_summary(const KernelTable& kernels) {
+  PlanSummary summary = golden_summary(kernels, 1);
+  summary.gpu = {90, 132, "as asked", {"nccl", "for the golden plan"}};
+  return summary;
+}
+
+TEST(PlanCommand, GoldenTextOfAGpu) {
+  const KernelTable kernels = golden_gpu_kernels();
+
+  expect_golden(plan_text(golden_gpu_summary(kernels)), "plan_gpu_cp3.txt");
+}
+
+TEST(PlanCommand, GoldenJsonOfAGpu) {
+  const KernelTable kernels = golden_gpu_kernels();
+
+  expect_golden(plan_json(std::vector{golden_gpu_summary(kernels)}), "plan_gpu_cp3.json");
+}
+
+TEST(PlanCommand, ExchangeIsWhatAGroupOfGpusChooses) {
+  int times_asked = 0;
+  const auto chosen = [&](GpuExchange wanted, int num_gpus, int world_size, bool is_aware) {
+    return planned_exchange(wanted, num_gpus, world_size, [&] {
+      ++times_asked;
+      return is_aware;
+    });
+  };
+
+  EXPECT_EQ(chosen(GpuExchange::automatic, 8, 8, true).name, "nccl");
+  EXPECT_EQ(chosen(GpuExchange::automatic, 0, 64, true).name, "nccl");
+  EXPECT_EQ(chosen(GpuExchange::nccl, 1, 2, true).name, "nccl");
+  EXPECT_EQ(times_asked, 0) << "MPI matters to messages only";
+  EXPECT_EQ(chosen(GpuExchange::automatic, 1, 2, false).name, "host, staged");
+  EXPECT_EQ(chosen(GpuExchange::host, 8, 2, true).name, "host, cuda-aware");
+  EXPECT_TRUE(chosen(GpuExchange::host, 8, 2, false).can_verify_checksums);
+  EXPECT_FALSE(chosen(GpuExchange::host, 8, 2, true).can_verify_checksums);
+  EXPECT_FALSE(chosen(GpuExchange::nccl, 8, 2, false).can_verify_checksums);
+}
+
+TEST(PlanCommand, WithoutABackendNothingIsSaidOfAGpu) {
+  RunConfig config = small_case();
+  config.device = LaneDevice::cuda;
+  config.cuda_backend = "/nowhere/backend.so";
+
+  EXPECT_THROW(printed(config, {}), Unsupported);
 }
 
 TEST(PlanCommand, PrintsTheSummaryOfEveryLaneAndSize) {

@@ -9,16 +9,25 @@
 #include <mutex>
 #include <utility>
 
+#include "cp/gpu_group.h"
 #include "cp/shard_rows.h"
 #include "cp/shard_tools.h"
 #include "tests/cp/cuda/gpu_ranks.h"
 
 namespace cpattn::testing {
 
+namespace {
+
+std::string backend_path() {
+  const char* path = std::getenv("CPATTN_TEST_CUDA_BACKEND");
+  return path == nullptr ? "" : path;
+}
+
+}  // namespace
+
 std::shared_ptr<CudaBackend> backend_under_test() {
   static const std::shared_ptr<CudaBackend> backend = [] {
-    const char* path = std::getenv("CPATTN_TEST_CUDA_BACKEND");
-    return CudaBackend::open(path == nullptr ? "" : path);
+    return CudaBackend::open(backend_path());
   }();
   return backend;
 }
@@ -242,6 +251,50 @@ TEST(GpuDevice, ShardsAreGatheredAndScatteredOnTheDevice) {
       EXPECT_NE(std::string(error.what()).find("host memory"), std::string::npos) << error.what();
     }
   });
+}
+
+/// Memory of a device, counted as it is asked for.
+struct Counted {
+  std::shared_ptr<Device> device;
+  std::vector<Buffer> buffers;
+  std::size_t size_bytes = 0;
+
+  static void* allocate(void* context, std::size_t size_bytes, Stream) {
+    auto& self = *static_cast<Counted*>(context);
+    self.buffers.push_back(self.device->allocate(size_bytes));
+    self.size_bytes += size_bytes;
+    return self.buffers.back().data();
+  }
+  static void free(void*, void*) noexcept {}
+};
+
+// What `cpattn plan --device cuda` prints, on a machine without a GPU too, is what a group takes.
+TEST(GpuDevice, PlansTakeTheMemoryThatTheyAccountFor) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const AttentionCase problem = small_case(dtype, MaskKind::causal);
+    on_gpu_ranks(3, GpuExchangeKind::host, [&](GpuRank& rank) {
+      Counted counted{rank.device, {}, 0};
+      const CudaDeviceFacts facts = rank.backend->devices().front();
+      const KernelTable kernels = rank.backend->kernels_for_plans(
+          10 * facts.compute_major + facts.compute_minor, facts.multiprocessors);
+      const Plan planned(problem_of(problem), problem.config, kernels, rank.comm.rank(), 3);
+      const std::size_t forward = planned.memory().own(),
+                        backward = GradientPlan(planned).memory_bytes();
+      const auto group =
+          GpuGroup::make(std::shared_ptr<Communicator>(std::shared_ptr<void>(), &rank.comm),
+                         {.device = facts.ordinal,
+                          .exchange = GpuExchange::host,
+                          .backend = backend_path(),
+                          .allocator = {Counted::allocate, Counted::free, &counted}});
+      {
+        const auto plan = ContextParallelAttention(group, problem.config, &group->kernels())
+                              .plan(problem_of(problem));
+        EXPECT_EQ(counted.size_bytes, forward) << name_of(dtype);
+        plan->prepare_backward();
+        EXPECT_EQ(counted.size_bytes, forward + backward) << name_of(dtype);
+      }
+    });
+  }
 }
 
 // A capture that fails leaves the stream as it was, and nothing behind.
