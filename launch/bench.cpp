@@ -6,8 +6,8 @@
 #include "launch/bench_kernels.h"
 #include "launch/bench_report.h"
 #include "launch/bench_ring.h"
+#include "launch/output_file.h"
 #include "launch/peer_openblas.h"
-#include "launch/report.h"
 #include "launch/world.h"
 #include "src/base/error.h"
 
@@ -120,6 +120,7 @@ Subcommand bench_subcommand() {
 }
 
 int run_bench(const RunConfig& config, const CommandLine& line) {
+  if (line.has("json") && mpirun_rank() == 0) require_writable(line.value("json"));
   switch (config.suite) {
     case BenchSuite::kernels:
       return bench_kernels(config, line);

@@ -10,6 +10,7 @@
 #include "launch/cli_options.h"
 #include "launch/cli_values.h"
 #include "launch/cli_yaml.h"
+#include "launch/output_file.h"
 #include "src/base/error.h"
 
 namespace cpattn {
@@ -97,6 +98,7 @@ std::vector<std::string> to_flags(const RunConfig& config) {
 
 int run_command_line(std::span<const Subcommand> subcommands, int argc, const char* const* argv) {
   ExitCode failure = ExitCode::internal;
+  hold_standard_streams();
   try {
     const int code = dispatch(subcommands, argc, argv);
     std::cout.flush();

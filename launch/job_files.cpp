@@ -15,7 +15,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "launch/report.h"
+#include "launch/output_file.h"
 #include "src/base/error.h"
 
 namespace cpattn {

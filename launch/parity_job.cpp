@@ -208,6 +208,7 @@ int run_user_rank(const RunConfig& config, const CommandLine& line) {
       agree(world.comm, agreement_lines(config),
             deadline_after(Seconds(config.cp_config.timeout_seconds)));
       require_size_asked(config, line, world.comm.size());
+      if (world.comm.rank() == 0) require_reports_writable(config);
       return judge_here(here, world);
     } catch (...) {
       const Failure failure = current_failure();

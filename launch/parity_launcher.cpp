@@ -121,10 +121,12 @@ class Launcher {
         report_(make_report(config, mpi_library_version())) {
     require_fault_fits(config_, inputs_);
     require_plans(config_, inputs_);
+    require_reports_writable(config_);
   }
 
   int run() {
     for (const std::int64_t size : sizes_to_run(config_)) run_size(static_cast<int>(size));
+    directory_.remove();  // a reader that leaves early (| head) ends this process in publish()
     judge_fault(config_, report_);
     return publish(config_, report_);
   }
@@ -161,8 +163,8 @@ class Launcher {
     const ProcessOutcome outcome = run_process(spec, signals_, watch);
     job.clear_progress();
     if (const int signal = signals_.pending(Seconds(0)); signal != 0) {
-      std::cerr << "cpattn: interrupted; no verdict\n";
       directory_.remove();
+      std::cerr << "cpattn: interrupted; no verdict\n";
       signals_.die_by(signal);
     }
     return explain(outcome, read_records(directory, size));

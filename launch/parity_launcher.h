@@ -15,6 +15,9 @@ void require_fault_fits(const RunConfig& config, const Inputs& inputs);
 /// Plans every lane at every size, so that what cannot run is refused before anything starts.
 void require_plans(const RunConfig& config, const Inputs& inputs);
 
+/// Finds out before the run whether the files it is to write can be written (InvalidArgument).
+void require_reports_writable(const RunConfig& config);
+
 /// An empty report of this machine and configuration.
 ParityReport make_report(const RunConfig& config, const std::string& mpi_version);
 

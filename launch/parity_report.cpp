@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <exception>
 #include <iostream>
 #include <set>
 
 #include "cp/plan.h"
 #include "launch/cli_values.h"
 #include "launch/faults.h"
+#include "launch/output_file.h"
 #include "launch/parity_launcher.h"
 #include "launch/world.h"
 #include "src/base/error.h"
@@ -86,10 +88,25 @@ void judge_fault(const RunConfig& config, ParityReport& report) {
   }
 }
 
+void require_reports_writable(const RunConfig& config) {
+  require(config.report.empty() || config.report != config.junit, "junit: '", config.junit,
+          "' is the file of report, expected another one");
+  for (const std::string& path : {config.report, config.junit}) {
+    if (!path.empty()) require_writable(path);
+  }
+}
+
 int publish(const RunConfig& config, const ParityReport& report) {
+  // Files first: whoever reads the table may leave early, and then it ends this process.
+  std::exception_ptr failure;
+  try {
+    if (!config.report.empty()) write_atomically(config.report, report_json(report));
+    if (!config.junit.empty()) write_atomically(config.junit, report_junit(report));
+  } catch (...) {
+    failure = std::current_exception();
+  }
   std::cout << report_text(report) << std::flush;
-  if (!config.report.empty()) write_atomically(config.report, report_json(report));
-  if (!config.junit.empty()) write_atomically(config.junit, report_junit(report));
+  if (failure) std::rethrow_exception(failure);
   return static_cast<int>(report.exit_code());
 }
 

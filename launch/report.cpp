@@ -1,17 +1,11 @@
 #include "launch/report.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <limits>
-
-#include "src/base/error.h"
 
 namespace cpattn {
 namespace {
@@ -292,18 +286,6 @@ std::string report_text(const ParityReport& report) {
       distinct(report, &LaneReport::guarantee), report.chunk_tokens,
       distinct(report, &LaneReport::isa));
   return text;
-}
-
-void write_atomically(const std::string& path, std::string_view text) {
-  const std::string partial = fmt::format("{}.partial.{}", path, ::getpid());
-  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.close();
-  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
-    const std::string why = std::strerror(errno);
-    std::remove(partial.c_str());
-    throw InvalidArgument("cannot write " + path + ": " + why);
-  }
 }
 
 }  // namespace cpattn

@@ -125,8 +125,4 @@ std::string report_json(const ParityReport& report);
 /// The same as JUnit XML: one testcase per lane; not evaluated is an error, not a skip.
 std::string report_junit(const ParityReport& report);
 
-/// Writes a file so that readers see the old text or the new one, never a part.
-/// Errors  InvalidArgument naming the path and what the system said.
-void write_atomically(const std::string& path, std::string_view text);
-
 }  // namespace cpattn

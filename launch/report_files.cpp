@@ -1,7 +1,9 @@
 // The machine-readable forms of a ParityReport: JSON and JUnit XML.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "launch/report.h"
@@ -86,10 +88,35 @@ Json json_of(const std::vector<std::pair<std::string, std::string>>& entries) {
   return json;
 }
 
-/// Text as XML character data and attribute value; characters XML 1.0 cannot hold become '?'.
+/// Bytes of the character that `text` begins with; 0 when it is not UTF-8 or none that XML 1.0 can
+/// hold.
+std::size_t xml_character_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (byte(0) < 0x80) {
+    const bool is_space = byte(0) == '\t' || byte(0) == '\n' || byte(0) == '\r';
+    return byte(0) >= 0x20 || is_space ? 1 : 0;
+  }
+  const std::size_t bytes = byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < bytes) return 0;
+  std::uint32_t code = byte(0) & (0x7fU >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3fU);
+  }
+  const bool is_overlong = code < (bytes == 3 ? 0x800U : bytes == 4 ? 0x10000U : 0x80U);
+  const bool is_surrogate = code >= 0xd800 && code < 0xe000;
+  const bool is_refused = code == 0xfffe || code == 0xffff || code > 0x10ffff;
+  return is_overlong || is_surrogate || is_refused ? 0 : bytes;
+}
+
+/// Text as XML character data and attribute value; what XML 1.0 cannot hold becomes '?'.
 std::string xml(std::string_view text) {
   std::string escaped;
-  for (const char c : text) {
+  while (!text.empty()) {
+    const std::size_t bytes = xml_character_bytes(text);
+    const std::string_view character = text.substr(0, bytes);
+    const char c = bytes == 0 ? '?' : character.front();
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
     switch (c) {
       case '&':
         escaped += "&amp;";
@@ -112,7 +139,7 @@ std::string xml(std::string_view text) {
         escaped += fmt::format("&#{};", static_cast<int>(c));
         break;
       default:
-        escaped += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+        escaped += bytes == 0 ? "?" : character;
     }
   }
   return escaped;

@@ -172,6 +172,42 @@ class VerdictTest(ReportCase):
         self.assertIn("verdict: FAIL: 3 passed, 1 failed, 0 not evaluated", result.stdout)
 
 
+class OutputTest(ReportCase):
+    def shell(self, script):
+        return execute(["bash", "-c", script, PROGRAM, "parity", *SMALL, "--cp=1,2",
+                        f"--report={self.report_path}"], TMPDIR=self.folder.name)
+
+    def test_standard_streams_that_are_closed_are_not_mistaken_for_files(self):
+        result = self.shell('"$0" "$@" <&- >&- 2>&-')
+
+        self.assertEqual(result.returncode, 4)  # the table could not be written
+        self.assertEqual(self.report()["passed"], 2)
+
+    def test_a_reader_that_leaves_early_costs_no_report_and_leaves_nothing_behind(self):
+        result = self.shell('"$0" "$@" | true; exit ${PIPESTATUS[0]}')
+
+        self.assertEqual(result.returncode, 128 + signal.SIGPIPE)
+        self.assertEqual(self.report()["passed"], 2)
+        self.assertEqual(os.listdir(self.folder.name), ["report.json"])
+
+    def test_a_full_device_is_no_pass(self):
+        result = self.shell('"$0" "$@" >/dev/full')
+
+        self.assertEqual(result.returncode, 4)
+        self.assertIn("standard output cannot be written", result.stderr)
+
+    def test_reports_that_cannot_be_written_are_refused_before_the_run(self):
+        missing = os.path.join(self.folder.name, "missing", "report")
+        for words in ([f"--report={missing}"], [f"--junit={self.folder.name}"],
+                      [f"--report={self.report_path}", f"--junit={self.report_path}"]):
+            with self.subTest(words):
+                result = parity(*SMALL, "--cp=1", *words)
+
+                self.assertEqual(result.returncode, 2)
+                self.assertEqual(result.stdout, "")
+        self.assertEqual(os.listdir(self.folder.name), [])
+
+
 class RankFailureTest(ReportCase):
     """One rank of a job that hangs in the ring until its timeout is killed, stopped, or told to."""
 

@@ -3,13 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "src/base/error.h"
 
 namespace cpattn {
 namespace {
@@ -176,17 +171,18 @@ TEST(ReportJunit, EscapesAndCounts) {
   EXPECT_EQ(xml.find("<NaN>"), std::string::npos);
 }
 
-TEST(WriteAtomically, ReplacesAFileAndRefusesAPlaceThatIsNotThere) {
-  const std::string path =
-      std::filesystem::temp_directory_path() / ("cpattn_report_test." + std::to_string(::getpid()));
-  write_atomically(path, "old text, longer");
-  write_atomically(path, "new");
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  std::filesystem::remove(path);
+TEST(ReportJunit, HoldsOnlyCharactersOfXml) {
+  LaneReport odd = lane(1, LaneStatus::passed);
+  // Not UTF-8, overlong, a surrogate, cut short, no character; then what stays as it is.
+  odd.source =
+      "\xff|\xc0\xaf|\xed\xa0\x80|\xef\xbf\xbf|\x07|\xc3\xa9|\xe2\x82\xac|\xf0\x9f\x98\x80|"
+      "\xe2\x82";
 
-  EXPECT_EQ(text.str(), "new");
-  EXPECT_THROW(write_atomically("/nonexistent-folder/report.json", "x"), InvalidArgument);
+  const std::string xml = report_junit(report_of({odd}));
+
+  EXPECT_NE(xml.find(" ?|??|???|???|?|\xc3\xa9|\xe2\x82\xac|\xf0\x9f\x98\x80|??\""),
+            std::string::npos)
+      << xml;
 }
 
 }  // namespace
