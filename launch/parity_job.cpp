@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "launch/cli_load.h"
+#include "launch/cli_values.h"
 #include "launch/job_end.h"
 #include "launch/job_files.h"
 #include "launch/parity_judge.h"
@@ -153,13 +154,14 @@ int give_up(World& world, const Failure& failure) {
   return static_cast<int>(failure.code);
 }
 
-/// Refuses a list of sizes that was given and does not hold the one that mpirun started.
+/// Refuses sizes that were given and are not the one that mpirun started: they would not run, and
+/// the verdict would not say so.
 void require_size_asked(const RunConfig& config, const CommandLine& line, int size) {
   const auto given = line.given.find("cp");
-  if (given == line.given.end()) return;
-  const bool is_asked = std::find(config.cp.begin(), config.cp.end(), size) != config.cp.end();
-  require(is_asked, given->second, " does not name ", size, ", but mpirun started ", size,
-          " ranks: leave it out, or start cpattn without mpirun");
+  if (given == line.given.end() || config.cp == std::vector<std::int64_t>{size}) return;
+  throw InvalidArgument(detail::concat(
+      given->second, ": asks for ", format_value(config.cp, ", "), ", but mpirun started ", size,
+      size == 1 ? " rank" : " ranks", ": give --cp=", size, ", or start cpattn without mpirun"));
 }
 
 }  // namespace

@@ -67,9 +67,17 @@ std::string mpi_library_version() {
 }
 
 int with_world(std::size_t max_message_bytes, const std::function<int(World&)>& body) {
-  if (mpirun_world_size() == 0) return with_loopback(body);
+  const int started = mpirun_world_size();
+  if (started == 0) return with_loopback(body);
   MpiSession session(nullptr, nullptr);
   MpiCommunicator comm(MpiOptions{.max_message_bytes = max_message_bytes});
+  // Started by the mpirun of another MPI, each process is a world of its own and would do alone
+  // what all were asked to do together.
+  require<Unsupported>(comm.size() == started, "mpirun started ", started,
+                       started == 1 ? " rank" : " ranks", ", but ", mpi_library_version(),
+                       " finds ", comm.size(),
+                       ": use the mpirun of that MPI ('cpattn doctor' shows the one in PATH); "
+                       "outside mpirun, unset OMPI_COMM_WORLD_SIZE");
   World world{comm, comm.node_place().size, comm.node_place().rank};
   return body(world);
 }

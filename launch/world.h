@@ -41,7 +41,8 @@ int threads_per_rank(std::int64_t asked, int local_ranks);
 /// Makes the world, calls body, and takes the world down.
 ///
 /// When body returns, all ranks leave MPI together; when it throws, nobody waits for anybody.
-/// Errors  Unsupported inside mpirun of a build without MPI; CommError from MPI; what body throws.
+/// Errors  Unsupported inside mpirun of a build without MPI, or of another MPI; CommError from MPI;
+///         what body throws.
 int with_world(std::size_t max_message_bytes, const std::function<int(World&)>& body);
 
 }  // namespace cpattn

@@ -389,11 +389,34 @@ class UnderMpirunTest(ReportCase):
         path = os.path.join(self.folder.name, "four.yaml")
         with open(path, "w", encoding="utf-8") as file:
             file.write("cp: [4]\n")
-        for words in (["--cp=4"], [f"--config={path}"]):
+        for words in (["--cp=4"], [f"--config={path}"], ["--cp=1,2"]):
             with self.subTest(words):
                 result = self.mpirun("-n", "2", PROGRAM, "parity", *SMALL, *words)
 
                 self.assert_refused_on_both(result, "mpirun started 2 ranks")
+
+    def test_the_mpirun_of_another_mpi_is_no_run_of_several_ranks(self):
+        # What such an mpirun starts are processes that do not find each other.
+        script = f'{PROGRAM} parity {" ".join(SMALL)} --report={self.report_path}'
+        result = execute(["bash", "-c", script], OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "mpirun started 2 ranks, but Open MPI .* finds 1")
+        self.assertFalse(os.path.exists(self.report_path))
+
+        with tempfile.TemporaryDirectory() as folder:
+            fake = os.path.join(folder, "mpirun")
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write('#!/bin/bash\nn=$2\nwhile [[ $1 != "%s" ]]; do shift; done\n'
+                           'for ((i = 0; i < n; i++)); do OMPI_COMM_WORLD_SIZE=$n '
+                           'OMPI_COMM_WORLD_RANK=$i "$@" & done\nwait\n' % PROGRAM)
+            os.chmod(fake, 0o755)
+            result = self.parity(*SMALL, "--cp=1,2", PATH=f"{folder}:/usr/bin:/bin")
+
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("mpirun started 2 ranks, but Open MPI", result.stdout)
+        self.assertEqual([lane["status"] for lane in self.report()["lanes"]],
+                         ["passed", "not evaluated"])
 
     def assert_refused_on_both(self, result, what):
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)

@@ -20,6 +20,13 @@ GroupLike = Union[None, "_Group", Any]
 
 # What launchers put into the environment of the processes they start.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE")
+# Who says how many it started, the innermost first; torchrun's name alone is anybody's.
+_COUNTED = {
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "WORLD_SIZE": "torchrun",
+}
 
 # The world's group, and the MPI session when it is ours. MPI itself is one per process.
 _world: Optional[_Group] = None
@@ -30,6 +37,27 @@ _keyval: Optional[int] = None
 
 def _is_launched() -> bool:
     return any(name in os.environ for name in _LAUNCHED)
+
+
+def _require_all_found(size: int) -> None:
+    """Processes that were started together and do not find each other would each do the whole
+    sequence alone, and nobody would notice."""
+    for name, launcher in _COUNTED.items():
+        started = os.environ.get(name, "")
+        if not started.isdigit() or (launcher == "torchrun" and not _is_torchrun()):
+            continue
+        if int(started) > size:
+            library = _cpattn.mpi_version().splitlines()[0] if _cpattn.has_mpi else "no MPI"
+            raise UnsupportedError(
+                f"{launcher} started {started} processes ({name}), of which cpattn ({library}) "
+                f"finds {size}: start them with the mpirun of that MPI, or pass "
+                "group=cpattn.self_group() where each is to work alone"
+            )
+        return
+
+
+def _is_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _require_same_mpi() -> None:
@@ -62,26 +90,26 @@ def world() -> _Group:
     Collective at its first call. The same object every time.
 
     Raises:
-        UnsupportedError: started by mpirun, but built without MPI or with another MPI library
-            than mpi4py's.
+        UnsupportedError: started together with processes that are not found: by torchrun, by srun
+            or mpirun of another MPI, or built without MPI; or built with another MPI library than
+            mpi4py's.
     """
     global _session, _world
     if _world is not None:
         return _world
     if not _cpattn.has_mpi:
-        if _is_launched() and os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
-            raise UnsupportedError(
-                "started by mpirun, but this cpattn was built without MPI: install an MPI with its "
-                "headers (Debian: libopenmpi-dev) and build it again"
-            )
+        _require_all_found(1)
         return self_group()
     _require_same_mpi()
     if not _cpattn.is_mpi_running():
         if not _is_launched():
+            _require_all_found(1)
             return self_group()
         _session = _cpattn.MpiSession()
         atexit.register(_leave)
-    _world = _cpattn.world_group()
+    group = _cpattn.world_group()
+    _require_all_found(group.size)
+    _world = group
     return _world
 
 

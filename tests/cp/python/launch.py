@@ -21,12 +21,12 @@ def environment():
     }
 
 
-def run(ranks, *arguments, timeout=60):
+def run(ranks, *arguments, timeout=60, **variables):
     """The completed process of `python ARGUMENTS` on this many ranks; 0: without mpirun."""
     command = [] if ranks == 0 else [*_MPIRUN, "-np", str(ranks)]
     return subprocess.run(
         [*command, sys.executable, "-B", *arguments],
-        env=environment(),
+        env={**environment(), **variables},
         capture_output=True,
         text=True,
         timeout=timeout,
