@@ -72,6 +72,7 @@ struct PlannedAttention::State {
   RingAttention attention;
   std::unique_ptr<GradientPlan> gradient_plan;
   std::unique_ptr<RingGradient> gradient;
+  std::unique_ptr<ShardRows> q_rows, kv_rows;
   Buffer unobserved;  // [Hq] of -inf on a GPU: what head_maxima is reset from
 
   State(std::shared_ptr<ShardTransport> ranks, const CpConfig& config, const KernelTable& kernels,
@@ -132,6 +133,29 @@ void PlannedAttention::reset_head_maxima(const TensorView<float, 1>& head_maxima
   } else {
     device.copy(reinterpret_cast<std::byte*>(head_maxima.data), state_->unobserved.bytes(), stream);
   }
+}
+
+const ShardRows& PlannedAttention::rows_of(ShardSide side, Stream stream) {
+  const bool is_q = side == ShardSide::q;
+  std::unique_ptr<ShardRows>& rows = is_q ? state_->q_rows : state_->kv_rows;
+  if (!rows) {
+    Device& device = transport().device();
+    require(!device.is_capturing(stream), "rank ", group().rank(),
+            ": stream: in capture, expected none until such rows were copied once");
+    const Shard& shard = plan().shard();
+    rows = std::make_unique<ShardRows>(is_q ? shard.q : shard.kv, plan().kernels(), device);
+  }
+  return *rows;
+}
+
+void PlannedAttention::shard_rows(ShardSide side, const AnyConstTensor& global,
+                                  const AnyTensor& local, Stream stream) {
+  rows_of(side, stream).shard(global, local, stream);
+}
+
+void PlannedAttention::unshard_rows(ShardSide side, const AnyConstTensor& local,
+                                    const AnyTensor& global, Stream stream) {
+  rows_of(side, stream).unshard(local, global, stream);
 }
 
 void PlannedAttention::refuse_forward(std::string_view why, Stream stream) {

@@ -24,6 +24,8 @@
 #include "cp/plan.h"
 #include "cp/ring_attention.h"
 #include "cp/ring_gradient.h"
+#include "cp/shard_rows.h"
+#include "cp/shard_tools.h"
 #include "src/comm/communicator.h"
 #include "src/comm/shard_transport.h"
 
@@ -84,6 +86,14 @@ class PlannedAttention {
   /// may be in capture. Not collective. InvalidArgument for another shape or a wrong place.
   void reset_head_maxima(const TensorView<float, 1>& head_maxima, Stream stream = {});
 
+  /// This rank's rows of q, or of k and v, out of a whole tensor, and back (contracts in
+  /// shard_rows.h): in the memory of the group's shards, in the order of `stream`. Not collective.
+  /// The first call for a side takes a little memory, so it is refused in a capture.
+  void shard_rows(ShardSide side, const AnyConstTensor& global, const AnyTensor& local,
+                  Stream stream = {});
+  void unshard_rows(ShardSide side, const AnyConstTensor& local, const AnyTensor& global,
+                    Stream stream = {});
+
   /// Takes part in the other ranks' forward() or backward() only to refuse it: InvalidArgument on
   /// every rank (in capture, where nothing moves, on this one). For bindings, whose own arguments
   /// may be wrong before there are tensors to pass; `stream`: the call's, where it is known.
@@ -93,6 +103,7 @@ class PlannedAttention {
  private:
   struct State;
   RingGradient& gradient();
+  const ShardRows& rows_of(ShardSide side, Stream stream);
   std::unique_ptr<State> state_;
 };
 

@@ -43,6 +43,7 @@ struct CudaAllocator {
   void* (*allocate)(void* context, std::size_t size_bytes, Stream stream) = nullptr;
   void (*free)(void* context, void* memory) noexcept = nullptr;
   void* context = nullptr;
+  std::shared_ptr<void> owner = nullptr;  ///< kept until the last memory was given back
 };
 
 /// A stream that this process made; work given to it does not wait for the legacy default stream.
@@ -123,7 +124,7 @@ class CudaBackend {
 
 /// What the shared object exports: the backend, or null when `interface` is not the one it was
 /// built with. The caller deletes it before it closes the object.
-inline constexpr std::uint32_t kCudaBackendInterface = 4;
+inline constexpr std::uint32_t kCudaBackendInterface = 5;
 inline constexpr const char* kCudaBackendSymbol = "cpattn_cuda_backend";
 using MakeCudaBackend = CudaBackend* (*)(std::uint32_t interface);
 

@@ -113,6 +113,32 @@ class PyPlan {
     planned_->prepare_backward();
   }
 
+  void shard_rows(const py::object& global, const py::object& local, bool of_keys,
+                  const py::object& stream) {
+    Arguments arguments(*group_, stream);
+    const AnyConstTensor from = as_tensor(arguments.hold(global, "x"));
+    const AnyTensor to = as_output_tensor(arguments.hold(local, "out"));
+    arguments.stream().begin();
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    planned_->shard_rows(of_keys ? ShardSide::kv : ShardSide::q, from, to,
+                         arguments.stream().get());
+    arguments.stream().end();
+  }
+
+  void unshard_rows(const py::object& local, const py::object& global, bool of_keys,
+                    const py::object& stream) {
+    Arguments arguments(*group_, stream);
+    const AnyConstTensor from = as_tensor(arguments.hold(local, "x"));
+    const AnyTensor to = as_output_tensor(arguments.hold(global, "out"));
+    arguments.stream().begin();
+    const Group::Use use(*group_);
+    const py::gil_scoped_release release;
+    planned_->unshard_rows(of_keys ? ShardSide::kv : ShardSide::q, from, to,
+                           arguments.stream().get());
+    arguments.stream().end();
+  }
+
   void reset_head_maxima(const py::object& head_maxima, const py::object& stream) {
     Arguments arguments(*group_, stream);
     const auto view = as_output_maxima(arguments.hold(head_maxima, "head_maxima"));
@@ -202,6 +228,10 @@ void bind_plan(py::module_& module) {
            py::arg("lse"), py::arg("head_maxima"), py::arg("stream"))
       .def("prepare_backward", &PyPlan::prepare_backward)
       .def("reset_head_maxima", &PyPlan::reset_head_maxima, py::arg("head_maxima"),
+           py::arg("stream"))
+      .def("shard_rows", &PyPlan::shard_rows, py::arg("x"), py::arg("out"), py::arg("of_keys"),
+           py::arg("stream"))
+      .def("unshard_rows", &PyPlan::unshard_rows, py::arg("x"), py::arg("out"), py::arg("of_keys"),
            py::arg("stream"))
       .def("backward", &PyPlan::backward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("lse"), py::arg("dout"), py::arg("dlse"), py::arg("dq"), py::arg("dk"),

@@ -108,6 +108,14 @@ typedef struct cpattn_cuda_options {
                     * CPATTN_COMM_ERROR it may have been aborted: do not destroy it then. */
   const char* backend;    /* path of libcpattn_cuda.so; NULL: the one installed beside libcpattn */
   double timeout_seconds; /* of this call, 0.001 to 86400 */
+  /* Where plans take device memory from; both NULL: the stream-ordered pool of CUDA. `allocate`
+   * gives `size` bytes for work of `stream`, a cudaStream_t, at a multiple of 256, or NULL when
+   * there are none; the call that needed them is then refused on this rank. `free` is called when
+   * no work uses the memory any more: at the latest when the last plan and group are freed. One
+   * thread at a time. */
+  void* (*allocate)(void* context, size_t size, void* stream);
+  void (*free)(void* context, void* memory);
+  void* allocator_context; /* what both are called with */
 } cpattn_cuda_options;
 static inline cpattn_cuda_options cpattn_cuda_options_init(void) {
   cpattn_cuda_options options;
@@ -345,11 +353,21 @@ cpattn_status cpattn_plan_next_token_targets(cpattn_plan* plan, const int64_t* t
                                              size_t num_tokens, int64_t ignore, int64_t* targets,
                                              size_t capacity);
 
-/* Copies this rank's rows out of, or into, a global tensor. */
+/* Copies this rank's rows out of, or into, a global tensor, in host memory. */
 cpattn_status cpattn_plan_shard(cpattn_plan* plan, cpattn_side side, const cpattn_tensor* global,
                                 const cpattn_tensor* local);
 cpattn_status cpattn_plan_unshard(cpattn_plan* plan, cpattn_side side, const cpattn_tensor* local,
                                   const cpattn_tensor* global);
+
+/* The same in the memory of the group's shards: on a GPU in the order of `stream`, a cudaStream_t
+ * of it (NULL on the CPU), which may be in capture once rows of that side were copied: the first
+ * call takes a little memory. Not collective. */
+cpattn_status cpattn_plan_shard_on_device(cpattn_plan* plan, cpattn_side side,
+                                          const cpattn_tensor* global, const cpattn_tensor* local,
+                                          void* stream);
+cpattn_status cpattn_plan_unshard_on_device(cpattn_plan* plan, cpattn_side side,
+                                            const cpattn_tensor* local, const cpattn_tensor* global,
+                                            void* stream);
 
 /* Collective: everybody gets all rows. */
 cpattn_status cpattn_plan_all_gather(cpattn_plan* plan, cpattn_side side,

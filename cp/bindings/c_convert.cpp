@@ -132,6 +132,33 @@ TensorView<const float, 2> const_matrix_of(const cpattn_matrix& matrix) {
   return {view.data, view.shape, view.strides};
 }
 
+/// A caller's two functions and what they are called with.
+struct CallerMemory {
+  void* (*allocate)(void* context, size_t size, void* stream);
+  void (*free)(void* context, void* memory);
+  void* context;
+};
+
+CudaAllocator allocator_of(const cpattn_cuda_options& options) {
+  require((options.allocate == nullptr) == (options.free == nullptr),
+          "allocate and free: one is NULL, expected both or none");
+  if (options.allocate == nullptr) return {};
+  const auto caller = std::make_shared<CallerMemory>(
+      CallerMemory{options.allocate, options.free, options.allocator_context});
+  return {.allocate =
+              [](void* context, std::size_t size_bytes, Stream stream) {
+                const auto& memory = *static_cast<const CallerMemory*>(context);
+                return memory.allocate(memory.context, size_bytes, stream.handle);
+              },
+          .free =
+              [](void* context, void* address) noexcept {
+                const auto& memory = *static_cast<const CallerMemory*>(context);
+                memory.free(memory.context, address);
+              },
+          .context = caller.get(),
+          .owner = caller};
+}
+
 }  // namespace
 
 Settings settings_of(std::span<const cpattn_setting> settings) {
@@ -191,6 +218,7 @@ GpuOptions gpu_options_of(const cpattn_cuda_options* given) {
   require(is_timeout(options.timeout_seconds), "timeout_seconds is ", options.timeout_seconds,
           ", expected 0.001 to ", kLongestTimeout);
   result.timeout = Seconds(options.timeout_seconds);
+  result.allocator = allocator_of(options);
   return result;
 }
 

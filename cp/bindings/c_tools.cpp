@@ -103,6 +103,24 @@ cpattn_status cpattn_plan_unshard(cpattn_plan* plan, cpattn_side side, const cpa
   });
 }
 
+cpattn_status cpattn_plan_shard_on_device(cpattn_plan* plan, cpattn_side side,
+                                          const cpattn_tensor* global, const cpattn_tensor* local,
+                                          void* stream) {
+  return c::guarded([&] {
+    c::object_of(plan)->shard_rows(c::side_of(side), c::tensor_of(global, "global"),
+                                   c::tensor_of(local, "local"), {stream});
+  });
+}
+
+cpattn_status cpattn_plan_unshard_on_device(cpattn_plan* plan, cpattn_side side,
+                                            const cpattn_tensor* local, const cpattn_tensor* global,
+                                            void* stream) {
+  return c::guarded([&] {
+    c::object_of(plan)->unshard_rows(c::side_of(side), c::tensor_of(local, "local"),
+                                     c::tensor_of(global, "global"), {stream});
+  });
+}
+
 cpattn_status cpattn_plan_all_gather(cpattn_plan* plan, cpattn_side side,
                                      const cpattn_tensor* local, const cpattn_tensor* global) {
   return c::guarded([&] {

@@ -9,6 +9,7 @@
 
 #include "cp/bindings/array.h"
 #include "cp/bindings/call_stream.h"
+#include "cp/bindings/memory_source.h"
 #include "src/base/error.h"
 #include "src/comm/max_over_ranks.h"
 #include "src/comm/self_comm.h"
@@ -75,7 +76,8 @@ std::string group_text(const Group& group) {
 /// Collective; every argument as it came, so that a wrong one is refused on all ranks.
 std::shared_ptr<Group> cuda_group(Group& ranks, const py::object& device,
                                   const py::object& exchange, const py::object& nccl_comm,
-                                  const py::object& backend, const py::object& timeout) {
+                                  const py::object& backend, const py::object& allocator,
+                                  const py::object& timeout) {
   GpuOptions options;
   const std::string complaint = complaint_of([&] {
     options.device = static_cast<int>(integer_of(device, "device"));
@@ -91,6 +93,7 @@ std::shared_ptr<Group> cuda_group(Group& ranks, const py::object& device,
     const auto seconds = timeout.cast<double>();
     require(is_timeout(seconds), "timeout: ", seconds, ", expected 0.001 to 86400");
     options.timeout = Seconds(seconds);
+    options.allocator = allocator_from(allocator);
   });
   const Group::Use use(ranks);
   const py::gil_scoped_release release;
@@ -216,7 +219,7 @@ void bind_group(py::module_& module) {
            py::arg("timeout") = 60.0)
       .def("__repr__", &group_text);
   module.def("cuda_group", &cuda_group, py::arg("ranks"), py::arg("device"), py::arg("exchange"),
-             py::arg("nccl_comm"), py::arg("backend"), py::arg("timeout"));
+             py::arg("nccl_comm"), py::arg("backend"), py::arg("allocator"), py::arg("timeout"));
   module.def("self_group",
              [] { return std::make_shared<Group>(std::make_shared<SelfCommunicator>(), 1); });
   bind_mpi(module);

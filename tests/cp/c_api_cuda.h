@@ -167,6 +167,10 @@ static inline cpattn_plan* device_plan(cpattn_group* group) {
   return plan;
 }
 
+/* c_api_cuda_memory.c */
+void test_rows(void);
+void test_allocator(void);
+
 /* c_api_cuda_refusals.c */
 void test_machines(void);
 void test_nccl_communicators(void);

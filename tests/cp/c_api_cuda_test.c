@@ -278,6 +278,8 @@ int main(int argc, char** argv) {
   test_nccl_communicators();
   test_tensors();
   test_captures();
+  test_rows();
+  test_allocator();
   test_f32_has_the_bits_of_the_cpu();
   test_same_bits_as_one_rank();
 #ifdef CP_TEST_WITH_MPI

@@ -201,6 +201,34 @@ class Plan:
         the order of `stream`, which may be in capture. Not collective."""
         self._core.reset_head_maxima(head_maxima, stream)
 
+    def shard_rows(
+        self, x: Any, out: Any, *, of_keys: bool = False, stream: Optional[int] = None
+    ) -> Any:
+        """This rank's rows of a whole array, copied where the group's arrays are. Not collective.
+
+        Args:
+            x: [tokens, heads, channels], with all rows; float32, float16 or bfloat16; any strides,
+                but the last dimension contiguous.
+            out: [q_rows, heads, channels] of x's dtype; written in place.
+            of_keys: rows of k and v instead, [kv_rows, ...].
+            stream: as in forward. The first call for a side takes a little memory, so in a capture
+                it is refused.
+        Returns: out.
+        Raises:
+            InvalidArgumentError: an array does not fit, or is elsewhere.
+        """
+        self._core.shard_rows(x, out, of_keys, stream)
+        return out
+
+    def unshard_rows(
+        self, x: Any, out: Any, *, of_keys: bool = False, stream: Optional[int] = None
+    ) -> Any:
+        """The way back: this rank's rows of `out`, [tokens, heads, channels], become those of `x`,
+        [q_rows, heads, channels]; the others keep what they have. Arguments as in `shard_rows`; to
+        have the rows of all ranks, see `Sharding.unshard`."""
+        self._core.unshard_rows(x, out, of_keys, stream)
+        return out
+
     def _require_given(self, **outputs: Any) -> None:
         if self._device == "cpu":
             return

@@ -179,6 +179,7 @@ def cuda_group(
     exchange: str = "auto",
     nccl_comm: Optional[int] = None,
     backend: Optional[str] = None,
+    allocator: Any = None,
     timeout: float = 60.0,
 ) -> _Group:
     """The same ranks with their arrays in the memory of a GPU each. Collective.
@@ -194,6 +195,11 @@ def cuda_group(
         nccl_comm: address of an ncclComm_t of these ranks on these GPUs, which nobody else uses
             while plans of this group do, and which outlives them; None: one is made.
         backend: path of the shared object with the kernels; None: the installed one.
+        allocator: where plans take device memory from: two functions, allocate(size, stream), which
+            returns the address of `size` bytes for work of that stream (its handle), a multiple of
+            256, or 0 when there are none; and free(address), when no work uses them any more. What
+            they raise is told by sys.unraisablehook, and means that there are none. None: the
+            stream-ordered pool of CUDA.
         timeout: seconds for all of it.
     Returns:
         a group whose plans take arrays in that memory and a stream.
@@ -205,7 +211,9 @@ def cuda_group(
             other ranks or another GPU.
         DeviceError, CommError: CUDA or NCCL failed, or a rank is late.
     """
-    return _cpattn.cuda_group(group_of(group), device, exchange, nccl_comm, backend, timeout)
+    return _cpattn.cuda_group(
+        group_of(group), device, exchange, nccl_comm, backend, allocator, timeout
+    )
 
 
 def max_over_ranks(
