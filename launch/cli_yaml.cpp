@@ -154,8 +154,10 @@ std::vector<Setting> read_yaml(std::string_view text, const std::string& name) {
 
 std::vector<Setting> read_yaml_file(const std::string& path) {
   std::error_code error;
-  require(std::filesystem::exists(path, error), path, ": no such file");
-  require(std::filesystem::is_regular_file(path, error), path, ": not a regular file");
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  require(status.type() != std::filesystem::file_type::not_found, path, ": no such file");
+  require(status.type() != std::filesystem::file_type::none, path, ": ", error.message());
+  require(std::filesystem::is_regular_file(status), path, ": not a regular file");
   std::ifstream file(path, std::ios::binary);
   require(file.is_open(), path, ": cannot be read");
   require(std::filesystem::file_size(path, error) <= kMaxFileBytes, path,

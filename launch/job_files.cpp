@@ -37,8 +37,9 @@ PrivateDirectory::PrivateDirectory() {
   const char* parent = std::getenv("TMPDIR");
   const std::string base = parent != nullptr && *parent != '\0' ? parent : "/tmp";
   path_ = base + "/cpattn-XXXXXX";
-  require(::mkdtemp(path_.data()) != nullptr, "cannot make a temporary directory in ", base, ": ",
-          std::strerror(errno), " (TMPDIR chooses another place)");
+  const bool is_made = ::mkdtemp(path_.data()) != nullptr;  // before errno is read
+  require(is_made, "cannot make a temporary directory in ", base, ": ", std::strerror(errno),
+          " (TMPDIR chooses another place)");
 }
 
 PrivateDirectory::~PrivateDirectory() { remove(); }

@@ -162,8 +162,8 @@ void save_result(const std::string& path, const LaneResult& result) {
     file.write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   });
   file.close();
-  require(file && std::rename(partial.c_str(), path.c_str()) == 0, "cannot write ", path,
-          ": is the disk full? (TMPDIR chooses another place)");
+  require<InternalError>(file && std::rename(partial.c_str(), path.c_str()) == 0, "cannot write ",
+                         path, ": is the disk full? (TMPDIR chooses another place)");
 }
 
 std::optional<LaneResult> load_result(const std::string& path) {

@@ -42,6 +42,7 @@ ProcessSpec mpirun_process(const LaunchFacts& facts, int ranks, int threads,
   } else {
     add({"--bind-to", "none"});
   }
+  add({"--mca", "plm", "isolated", "--mca", "ras", "^slurm,gridengine,tm,lsf,alps"});
   add({"--mca", "pml", "ob1", "--mca", "btl", "vader,self"});
   add({"--mca", "btl_vader_single_copy_mechanism", "none"});
   if (ranks * threads >= facts.cores) add({"--mca", "mpi_yield_when_idle", "1"});

@@ -3,10 +3,12 @@
 // The flags, and why. --oversubscribe: more ranks than cores are legal, the slot count is not
 // raised to get round the check, because then idle ranks would spin. --bind-to none: bound ranks
 // would share one core among their threads; only one thread per rank and enough cores are bound,
-// and only where nobody has set an affinity of his own, which mpirun would ignore. pml ob1, btl
-// vader,self: one host, shared memory. btl_vader_single_copy_mechanism none: needs no
-// process_vm_readv, which containers forbid, and is faster where the ring polls.
-// mpi_yield_when_idle: a waiting rank leaves the core to one that computes.
+// and only where nobody has set an affinity of his own, which mpirun would ignore. plm isolated,
+// ras without batch systems: this host only, also where a container inherits the variables of a
+// Slurm job and lacks its srun, or where there is no ssh. pml ob1, btl vader,self: one host, shared
+// memory. btl_vader_single_copy_mechanism none: needs no process_vm_readv, which containers forbid,
+// and is faster where the ring polls. mpi_yield_when_idle: a waiting rank leaves the core to one
+// that computes.
 #pragma once
 
 #include <optional>

@@ -27,6 +27,8 @@ constexpr double kBothDirections = 4.0;
 constexpr double kSlowestFlopPerSecond = 2e8;  ///< slower than any build on any machine we know
 constexpr Seconds kStartup{60.0};
 constexpr Seconds kPatienceBeyondTimeout{2.0};  ///< peers of a late rank speak first, and know more
+/// For an mpirun without a rank: it starts them and ends after them within a second or two.
+constexpr Seconds kPatienceWithoutRanks{20.0};
 
 /// 1 first: everything else is compared with it.
 std::vector<std::int64_t> sizes_to_run(const RunConfig& config) {
@@ -40,9 +42,11 @@ std::vector<std::int64_t> sizes_to_run(const RunConfig& config) {
 /// Ends a job with a rank that has been stopped for longer than the timeout; shows progress.
 class JobWatch {
  public:
-  JobWatch(std::string directory, int ranks, std::size_t num_lanes, Seconds patience)
+  JobWatch(std::string directory, int ranks, std::size_t num_lanes, Seconds patience,
+           bool by_mpirun)
       : directory_(std::move(directory)),
         ranks_(ranks),
+        by_mpirun_(by_mpirun),
         num_lanes_(num_lanes),
         patience_(patience),
         shows_progress_(::isatty(2) == 1) {}
@@ -53,7 +57,12 @@ class JobWatch {
       return fmt::format("{} has been stopped for {:.1f} s", ranks_ > 1 ? "mpirun" : "the process",
                          since.count());
     }
-    for (const pid_t pid : children_of(launched)) {
+    const auto children = children_of(launched);
+    if (!children) return "";
+    if (const Seconds since = without_ranks_for(children->size()); since > kPatienceWithoutRanks) {
+      return fmt::format("mpirun has had no rank running for {:.0f} s", since.count());
+    }
+    for (const pid_t pid : *children) {
       const Seconds since = stopped_for(pid);
       if (since <= patience_) continue;
       return fmt::format("rank {} (pid {}) has been stopped for {:.1f} s",
@@ -91,6 +100,12 @@ class JobWatch {
     return Clock::now() - since->second;
   }
 
+  /// An mpirun that lost count of its ranks (no descriptors, no disk) would wait for ever.
+  Seconds without_ranks_for(std::size_t num_children) {
+    if (num_children > 0 || !by_mpirun_) with_ranks_ = Clock::now();
+    return Clock::now() - with_ranks_;
+  }
+
   void show_progress() {
     const double seconds = Seconds(Clock::now() - started_).count();
     if (seconds < 1.0) return;
@@ -103,10 +118,12 @@ class JobWatch {
 
   std::string directory_;
   int ranks_;
+  bool by_mpirun_;
   std::size_t num_lanes_;
   Seconds patience_;
   bool shows_progress_;
   Clock::time_point started_ = Clock::now();
+  Clock::time_point with_ranks_ = started_;
   std::map<pid_t, Clock::time_point> stopped_since_;
 };
 
@@ -156,7 +173,8 @@ class Launcher {
         has_mpirun ? mpirun_process(facts_, size, threads, program) : ProcessSpec{program, {}};
 
     const Seconds timeout(config_.cp_config.timeout_seconds);
-    JobWatch job(directory, size, judge_.lanes().size(), timeout + kPatienceBeyondTimeout);
+    JobWatch job(directory, size, judge_.lanes().size(), timeout + kPatienceBeyondTimeout,
+                 has_mpirun);
     const ProcessWatch watch{.time_limit = time_limit(),
                              .look = [&](pid_t pid) { return job.look(pid); },
                              .descendants = [&] { return job.survivors(); }};

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <iterator>
@@ -78,8 +79,8 @@ class Child {
  public:
   explicit Child(const ProcessSpec& spec) : started_(Clock::now()) {
     std::array<int, 2> pipe_fds{};
-    require<Unsupported>(::pipe2(pipe_fds.data(), O_CLOEXEC | O_NONBLOCK) == 0,
-                         "cannot make a pipe: ", std::strerror(errno));
+    const bool is_piped = ::pipe2(pipe_fds.data(), O_CLOEXEC | O_NONBLOCK) == 0;
+    require<Unsupported>(is_piped, "cannot make a pipe: ", std::strerror(errno));
     std::vector<std::string> arguments = spec.arguments;
     std::vector<std::string> environment = child_environment(spec);
     const std::vector<char*> argument_list = pointers_to(arguments);
@@ -229,10 +230,18 @@ bool is_stopped(pid_t pid) {
   return state == 'T' || state == 't';
 }
 
-std::vector<pid_t> children_of(pid_t pid) {
-  const std::string name = std::to_string(pid);
-  std::ifstream file("/proc/" + name + "/task/" + name + "/children");
-  return {std::istream_iterator<pid_t>(file), std::istream_iterator<pid_t>()};
+std::optional<std::vector<pid_t>> children_of(pid_t pid) {
+  static const bool is_told = std::ifstream("/proc/thread-self/children").is_open();
+  if (!is_told) return std::nullopt;
+  std::vector<pid_t> children;
+  std::error_code ignored;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", ignored)) {
+    std::ifstream file(task.path() / "children");
+    children.insert(children.end(), std::istream_iterator<pid_t>(file),
+                    std::istream_iterator<pid_t>());
+  }
+  return children;
 }
 
 std::string environment_of(pid_t pid, const std::string& name) {

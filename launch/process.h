@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,8 +64,9 @@ ProcessOutcome run_process(const ProcessSpec& spec, SignalWatch& signals,
 /// Whether a process is stopped (SIGSTOP, a debugger), read from /proc; false when it is gone.
 bool is_stopped(pid_t pid);
 
-/// Children of a process, read from /proc; none when it is gone.
-std::vector<pid_t> children_of(pid_t pid);
+/// Children of a process, whichever of its threads started them, read from /proc; none when it is
+/// gone, nothing when this system does not say.
+std::optional<std::vector<pid_t>> children_of(pid_t pid);
 
 /// A variable of another process's environment as it was started; empty when it cannot be read.
 std::string environment_of(pid_t pid, const std::string& name);

@@ -132,7 +132,8 @@ MappedFile::MappedFile(const std::string& path) : MappedFile() {
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   require(descriptor_ >= 0, "file '", path, "': ", std::strerror(errno));
   struct stat status {};
-  require(::fstat(descriptor_, &status) == 0, "file '", path, "': ", std::strerror(errno));
+  const bool is_known = ::fstat(descriptor_, &status) == 0;
+  require(is_known, "file '", path, "': ", std::strerror(errno));
   require(S_ISREG(status.st_mode), "file '", path, "': not a regular file");
   if (status.st_size == 0) return;  // nothing to map
 
@@ -152,7 +153,8 @@ MappedFile::~MappedFile() {
 
 void MappedFile::require_unchanged() const {
   struct stat status {};
-  require(::fstat(descriptor_, &status) == 0, "file '", path_, "': ", std::strerror(errno));
+  const bool is_known = ::fstat(descriptor_, &status) == 0;
+  require(is_known, "file '", path_, "': ", std::strerror(errno));
   require(static_cast<std::size_t>(status.st_size) == size_bytes_, "file '", path_,
           "': its size changed from ", size_bytes_, " to ", status.st_size,
           " bytes while it was open");

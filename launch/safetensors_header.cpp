@@ -172,7 +172,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view json) {
   require(!json.empty() && json.front() == '{', "file '", path,
-          ": the header does not start with '{'");
+          "': the header does not start with '{'");
   // The parser takes a zero byte for the end of its input, which would hide what follows.
   require(json.find('\0') == std::string_view::npos, "file '", path,
           ": the header contains a zero byte");

@@ -124,6 +124,16 @@ TEST(CliYaml, MissingFileIsNamed) {
   }
 }
 
+TEST(CliYaml, FileThatCannotBeReachedIsNotCalledMissing) {
+  const std::string path(300, 'x');
+  try {
+    read_yaml_file(path);
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.what(), path + ": File name too long");
+  }
+}
+
 TEST(CliYaml, PrintedConfigurationReadsBack) {
   RunConfig config;
   config.cp = {1, 4096};

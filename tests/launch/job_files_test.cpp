@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include "src/base/error.h"
 
 namespace cpattn {
 namespace {
@@ -20,6 +24,26 @@ TEST(PrivateDirectory, IsOursAloneAndGoesAway) {
   }
 
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(PrivateDirectory, SaysWhyItCannotBeMade) {
+  const PrivateDirectory directory;
+  const std::string file = directory.path() + "/file";
+  std::ofstream{file};
+  const char* const before = std::getenv("TMPDIR");
+  const std::string restored = before == nullptr ? "" : before;
+  ::setenv("TMPDIR", file.c_str(), 1);
+  errno = 0;
+
+  std::string said;
+  try {
+    const PrivateDirectory another;
+  } catch (const InvalidArgument& error) {
+    said = error.what();
+  }
+  restored.empty() ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", restored.c_str(), 1);
+
+  EXPECT_NE(said.find(file + ": Not a directory"), std::string::npos) << said;
 }
 
 TEST(RankRecords, SilenceIsToldFromAnEnd) {

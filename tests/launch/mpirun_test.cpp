@@ -48,6 +48,13 @@ TEST(BC_094, SharedMemoryNeedsNoPermissionToReadAnotherProcess) {
   EXPECT_NE(line.find("--mca btl_vader_single_copy_mechanism none "), std::string::npos);
 }
 
+TEST(Mpirun, StartsRanksHereWhateverBatchSystemItIsIn) {
+  const std::string line = line_of(mpirun_process(kTwoCores, 2, 1, {"x"}));
+
+  EXPECT_NE(line.find("--mca plm isolated "), std::string::npos);
+  EXPECT_NE(line.find("--mca ras ^slurm,"), std::string::npos);
+}
+
 TEST(Mpirun, BindsOnlyWhereEveryThreadHasItsOwnCore) {
   const LaunchFacts eight{.cores = 8, .has_mpi = true, .mpirun = "/usr/bin/mpirun"};
   LaunchFacts pinned = eight;

@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -330,6 +331,27 @@ class MpiEnvironmentTest(ReportCase):
         self.assertIn("install openmpi-bin", result.stdout)
         self.assertEqual([lane["status"] for lane in self.report()["lanes"]],
                          ["passed", "not evaluated", "not evaluated"])
+
+    def test_variables_of_a_batch_system_without_its_programs(self):
+        # A container in a Slurm job: its variables, not its srun; nor is there an ssh.
+        result = self.parity(*SMALL, "--cp=1,2", SLURM_JOBID="7", SLURM_JOB_ID="7",
+                             SLURM_NODELIST="node[1-3]", SLURM_TASKS_PER_NODE="2(x3)",
+                             PATH=os.path.dirname(shutil.which("mpirun")))
+
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_an_mpirun_that_waits_for_nobody_is_ended(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fake = os.path.join(folder, "mpirun")
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nexec sleep 600\n")
+            os.chmod(fake, 0o755)
+            started = time.monotonic()
+            result = parity(*SMALL, "--cp=1", PATH=f"{folder}:/usr/bin:/bin")
+
+        self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+        self.assertIn("mpirun has had no rank running for 20 s", result.stdout)
+        self.assertLess(time.monotonic() - started, 40)
 
     def test_one_rank_needs_no_mpirun(self):
         result = self.parity(*SMALL, "--cp=1", PATH="/nonexistent")
