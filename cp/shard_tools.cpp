@@ -67,7 +67,7 @@ std::string rows_misfit(const AnyConstTensor& global, const AnyConstTensor& loca
   }
   for (const auto* tensor : {&global, &local}) {
     const char* name = tensor == &global ? "global" : "local";
-    if (tensor->shape[2] > 1 && tensor->strides[2] != 1)
+    if (!tensor->has_contiguous_rows())
       add(name, ": last stride ", tensor->strides[2], ", expected 1");
     if (tensor->data == nullptr && num_rows(chunks) > 0) add(name, ": null");
   }

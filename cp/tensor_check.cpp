@@ -22,9 +22,8 @@ void TensorCheck::tensor(std::string_view name, const AnyConstTensor& tensor,
   const bool is_dtype = std::find(dtypes.begin(), dtypes.end(), tensor.dtype) != dtypes.end();
   const bool is_shape =
       tensor.shape[0] == rows && tensor.shape[1] == heads && tensor.shape[2] == dim;
-  const bool is_contiguous = tensor.strides[2] == 1 || dim == 1;
   const bool is_there = tensor.data != nullptr || rows == 0;
-  if (is_dtype && is_shape && is_contiguous && is_there) {
+  if (is_dtype && is_shape && tensor.has_contiguous_rows() && is_there) {
     return check_place(name, tensor.data, rows);
   }
   std::string expected;

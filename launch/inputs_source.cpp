@@ -27,7 +27,7 @@ void check_read(const InputInfo& info, TensorRole role, std::int64_t row_begin,
   require(dst.shape[1] == heads && dst.shape[2] == dim, info.name, ": reading ", name_of(role),
           " into [", dst.shape[0], ", ", dst.shape[1], ", ", dst.shape[2], "], expected [n, ",
           heads, ", ", dim, "]");
-  require(dst.strides[2] == 1 || dim == 1, info.name, ": reading ", name_of(role), " with stride ",
+  require(dst.has_contiguous_rows(), info.name, ": reading ", name_of(role), " with stride ",
           dst.strides[2], " in the last dimension, expected 1");
   require(
       dst.shape[0] >= 0 && row_begin >= 0 && row_begin <= rows && dst.shape[0] <= rows - row_begin,

@@ -192,6 +192,15 @@ Array from_cuda_interface(const py::handle& object, std::string_view name,
   });
 }
 
+/// A torch tensor may stand for the negative of what its memory holds, which no protocol says.
+void refuse_negated(const py::handle& object, std::string_view name) {
+  const bool is_negated = py::hasattr(object, "is_neg") &&
+                          asked(name, [&] { return object.attr("is_neg")().cast<bool>(); });
+  require(!is_negated, name,
+          ": a negated view of memory, expected memory of its own numbers; pass ", name,
+          ".resolve_neg()");
+}
+
 void require_dimensions(const Array& array, std::size_t count, std::string_view meaning) {
   require(array.shape.size() == count, array.name, ": shape ", shape_text(array.shape),
           ", expected ", meaning);
@@ -218,6 +227,7 @@ Array array_from(const py::handle& object, std::string_view name) {
     return from_buffer(object, name, std::nullopt);
   }
   const bool has_dlpack = py::hasattr(object, "__dlpack__");
+  refuse_negated(object, name);
   require(has_dlpack || !py::hasattr(object, "__cuda_array_interface__"), name,
           ": memory of a GPU, expected cpu, where this group's shards are");
   require(has_dlpack, name, ": a ", type_name(object),
@@ -231,6 +241,7 @@ Array gpu_array_from(const py::handle& object, std::string_view name, int ordina
   const std::string place = device_text(kDlCuda, ordinal);
   require(PyObject_CheckBuffer(object.ptr()) == 0, name, ": host memory, expected memory of ",
           place);
+  refuse_negated(object, name);
   if (py::hasattr(object, "__dlpack__")) {
     const auto [type, index] = dlpack_device(object, name);
     require(type == kDlManaged || (type == kDlCuda && index == ordinal), name, ": device ",

@@ -53,7 +53,7 @@ void check(const ForwardArgs& args) {
   const AttentionShape& shape = args.problem.shape;
   const auto fits = [&](const AnyConstTensor& tensor, std::int64_t dim, const char* name) {
     require(tensor.shape[0] == args.q.shape[0] && tensor.shape[1] == shape.num_heads &&
-                tensor.shape[2] == dim && (tensor.strides[2] == 1 || dim == 1),
+                tensor.shape[2] == dim && tensor.has_contiguous_rows(),
             name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
             "], last stride ", tensor.strides[2], ": expected [", args.q.shape[0], ", ",
             shape.num_heads, ", ", dim, "] with a contiguous last dimension");

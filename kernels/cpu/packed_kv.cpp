@@ -33,7 +33,7 @@ void check(const AnyConstTensor& tensor, const char* name, const KernelProblem& 
            std::int64_t rows, std::int64_t dim) {
   require(tensor.dtype == problem.dtype && tensor.shape[0] == rows &&
               tensor.shape[1] == problem.shape.num_kv_heads && tensor.shape[2] == dim &&
-              (tensor.strides[2] == 1 || dim == 1),
+              tensor.has_contiguous_rows(),
           name, ": ", name_of(tensor.dtype), " [", tensor.shape[0], ", ", tensor.shape[1], ", ",
           tensor.shape[2], "], last stride ", tensor.strides[2], ", expected ",
           name_of(problem.dtype), " [", rows, ", ", problem.shape.num_kv_heads, ", ", dim,

@@ -28,7 +28,7 @@ void check_dtype(const AnyConstTensor& tensor, const char* name, DType dtype) {
 void check_tensor(const AnyConstTensor& tensor, const char* name, std::int64_t rows,
                   std::int64_t heads, std::int64_t dim) {
   require(tensor.shape[0] == rows && tensor.shape[1] == heads && tensor.shape[2] == dim &&
-              (tensor.strides[2] == 1 || dim == 1),
+              tensor.has_contiguous_rows(),
           name, " [", tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2],
           "], last stride ", tensor.strides[2], ": expected [", rows, ", ", heads, ", ", dim,
           "] with a contiguous last dimension");

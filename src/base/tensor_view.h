@@ -59,10 +59,16 @@ struct BasicAnyTensor {
   Void* data = nullptr;
   DType dtype = DType::f32;
   std::array<std::int64_t, 3> shape{};
-  std::array<std::int64_t, 3> strides{};  ///< in elements; the last one is 1
+  std::array<std::int64_t, 3> strides{};  ///< in elements; has_contiguous_rows()
 
   std::int64_t offset(std::int64_t token, std::int64_t head) const {
     return token * strides[0] + head * strides[1];
+  }
+
+  /// Whether the channels of a row follow each other. A last stride that leads nowhere, for there
+  /// is one channel or no element at all, may be anything.
+  bool has_contiguous_rows() const {
+    return strides[2] == 1 || shape[2] <= 1 || shape[0] == 0 || shape[1] == 0;
   }
 
   /// Address of (token, head, 0).

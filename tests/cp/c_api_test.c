@@ -137,6 +137,33 @@ static void test_refused_together(void) {
   CHECK_OK(cpattn_group_free(&group));
 }
 
+/* Without rows no stride leads anywhere: all may be 0, as numpy's are. */
+static void test_strides_without_rows(void) {
+  cpattn_group* group = everybody();
+  cpattn_attention* attention = attention_on(group);
+  cpattn_problem problem = usual_problem();
+  problem.q_rows = 0;
+  problem.kv_rows = 0;
+  cpattn_plan* plan = NULL;
+  CHECK_OK(cpattn_plan_create(attention, &problem, &plan));
+  struct tensors none = make_tensors(0);
+  cpattn_forward_tensors forward = forward_of(&none);
+  cpattn_backward_tensors backward = backward_of(&none);
+  cpattn_tensor* tensors[] = {&forward.q,     &forward.k,   &forward.v,   &forward.out,
+                              &backward.q,    &backward.k,  &backward.v,  &backward.out,
+                              &backward.dout, &backward.dq, &backward.dk, &backward.dv};
+  for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i)
+    memset(tensors[i]->strides, 0, sizeof tensors[i]->strides);
+  CHECK_OK(cpattn_forward(plan, &forward));
+  CHECK_OK(cpattn_backward(plan, &backward));
+  CHECK_OK(cpattn_plan_shard(plan, CPATTN_Q, &forward.q, &forward.q));
+  CHECK_OK(cpattn_plan_all_gather(plan, CPATTN_KV, &forward.k, &forward.k));
+  free_tensors(&none);
+  CHECK_OK(cpattn_plan_free(&plan));
+  CHECK_OK(cpattn_attention_free(&attention));
+  CHECK_OK(cpattn_group_free(&group));
+}
+
 static void test_tools(void) {
   cpattn_group* group = everybody();
   cpattn_plan* plan = packed_plan(group);
@@ -336,6 +363,7 @@ int main(int argc, char** argv) {
   test_tools();
   test_ordered_sum();
   test_refused_together();
+  test_strides_without_rows();
   test_same_bits_as_one_rank();
   test_threads();
 #ifdef CP_TEST_WITH_MPI

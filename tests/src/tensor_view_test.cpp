@@ -110,5 +110,20 @@ TEST(BC_077, RowAddressesAreExactPast31Bits) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(&view(kTokens - 1, 0, 0)) - base, 2u * 6442450944u);
 }
 
+TEST(AnyTensor, OnlyALastStrideThatLeadsSomewhereMatters) {
+  const auto has_contiguous_rows = [](std::array<std::int64_t, 3> shape, std::int64_t last) {
+    return AnyTensor{nullptr, DType::f32, shape, {shape[1] * shape[2], shape[2], last}}
+        .has_contiguous_rows();
+  };
+  EXPECT_TRUE(has_contiguous_rows({3, 2, 4}, 1));
+  for (const std::int64_t stride : {0, 2, -1}) {
+    EXPECT_FALSE(has_contiguous_rows({3, 2, 4}, stride)) << stride;
+    EXPECT_FALSE(has_contiguous_rows({1, 1, 2}, stride)) << stride;
+    EXPECT_TRUE(has_contiguous_rows({3, 2, 1}, stride)) << stride;
+    EXPECT_TRUE(has_contiguous_rows({0, 2, 4}, stride)) << stride;
+    EXPECT_TRUE(has_contiguous_rows({3, 0, 4}, stride)) << stride;
+  }
+}
+
 }  // namespace
 }  // namespace cpattn

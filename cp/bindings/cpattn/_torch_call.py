@@ -120,6 +120,10 @@ def check_tensors(q: Any, k: Any, v: Any, qkv_format: str) -> None:
             raise InvalidArgumentError(f"{name}: dtype {tensor.dtype}, expected q's {q.dtype}")
         if tensor.device != q.device:
             raise InvalidArgumentError(f"{name}: device {tensor.device}, expected q's {q.device}")
+    if qkv_format != "thd" and q.shape[qkv_format.index("b")] == 0:
+        raise InvalidArgumentError(
+            f"q: shape {list(q.shape)} in {qkv_format}, expected a batch of at least 1"
+        )
     same_batch = qkv_format == "thd" or all(
         t.shape[qkv_format.index("b")] == q.shape[qkv_format.index("b")] for t in (k, v)
     )
@@ -169,6 +173,19 @@ def _causal_by_name(attn_mask_type: str, problem: ProblemArguments) -> bool:
     return causal
 
 
+def _one_mask(
+    causal: Optional[bool], attn_mask_type: Optional[str], problem: ProblemArguments
+) -> bool:
+    if attn_mask_type is None:
+        return True if causal is None else causal
+    named = _causal_by_name(attn_mask_type, problem)
+    if causal is not None and causal != named:
+        raise InvalidArgumentError(
+            f"causal: {causal!r}, expected {named} or None with attn_mask_type {attn_mask_type!r}"
+        )
+    return named
+
+
 def checked_call(
     group: _cpattn.Group,
     q: torch.Tensor,
@@ -177,7 +194,7 @@ def checked_call(
     *,
     cu_seqlens: Any,
     cu_seqlens_kv: Any,
-    causal: bool,
+    causal: Optional[bool],
     attn_mask_type: Optional[str],
     softmax_scale: Optional[float],
     config: Dict[str, Any],
@@ -206,8 +223,7 @@ def checked_call(
         cu_seqlens_kv=cu_seqlens_kv,
         dtype=q.dtype if q.dtype in PLANNED_DTYPES else torch.float32,
     )
-    if attn_mask_type is not None:
-        causal = _causal_by_name(attn_mask_type, problem)
+    causal = _one_mask(causal, attn_mask_type, problem)
     config = {"threads": torch.get_num_threads(), **config}
     isa = config.pop("isa", None)
     options = Attention(group, causal=causal, isa=isa, **config).options

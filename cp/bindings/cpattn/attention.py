@@ -41,6 +41,28 @@ def _integer(name: str, value: Any) -> int:
     return number
 
 
+def plain(value: Any) -> Any:
+    """numpy's own numbers and booleans as Python's."""
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def number(name: str, value: Any) -> float:
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgumentError(f"{name}: {value!r}, expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"{name}: {value}, expected a finite number") from None
+
+
+def mask_name(causal: Any) -> str:
+    causal = plain(causal)
+    if not isinstance(causal, bool):
+        raise InvalidArgumentError(f"causal: {causal!r}, expected True or False")
+    return "causal" if causal else "full"
+
+
 def default_threads(group: _cpattn.Group) -> int:
     """The cores this process may use, shared with the group's other ranks on this host."""
     if hasattr(os, "sched_getaffinity"):
@@ -86,14 +108,12 @@ def problem_arguments(
     head_dim = _integer("head_dim", head_dim)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(head_dim, 1))
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        raise InvalidArgumentError(f"softmax_scale: {softmax_scale!r}, expected a number")
     return ProblemArguments(
         num_heads=_integer("num_heads", num_heads),
         num_kv_heads=_integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads),
         head_dim=head_dim,
         value_dim=_integer("value_dim", head_dim if value_dim is None else value_dim),
-        softmax_scale=float(softmax_scale),
+        softmax_scale=number("softmax_scale", softmax_scale),
         cu_seqlens_q=cu_q,
         cu_seqlens_kv=cu_q if cu_seqlens_kv is None else integers("cu_seqlens_kv", cu_seqlens_kv),
         dtype=_cpattn.dtype_name(dtype),
@@ -322,12 +342,12 @@ class Attention:
     def __init__(
         self, group: GroupLike = None, *, causal: bool = True, isa: Optional[str] = None, **options
     ):
-        if not isinstance(causal, bool):
-            raise InvalidArgumentError(f"causal: {causal!r}, expected True or False")
+        mask = mask_name(causal)
         if "mask" in options:
             raise InvalidArgumentError(f"mask: {options['mask']!r}, expected causal=True or False")
         self.group = group_of(group)
-        options["mask"] = "causal" if causal else "full"
+        options = {name: plain(value) for name, value in options.items()}
+        options["mask"] = mask
         if not options.get("threads"):
             options["threads"] = default_threads(self.group)
         self._core = _cpattn.Attention(self.group, options, isa)

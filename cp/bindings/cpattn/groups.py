@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any, Optional, Union
 
+import numpy
+
 from cpattn import _cpattn
 from cpattn._cpattn import Error, InvalidArgumentError, UnsupportedError
 from cpattn._cpattn import Group as _Group
@@ -250,6 +252,8 @@ def complaint_of(error: Exception) -> str:
 
 def seconds(timeout: Any) -> float:
     """A timeout that can be waited for."""
+    if isinstance(timeout, numpy.generic):
+        timeout = timeout.item()
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise InvalidArgumentError(f"timeout: {timeout!r}, expected a number of seconds")
     if not 0.001 <= timeout <= 86400:

@@ -9,7 +9,7 @@ import numpy
 
 from cpattn import _cpattn
 from cpattn._cpattn import InvalidArgumentError
-from cpattn.attention import integers, problem_arguments
+from cpattn.attention import integers, mask_name, plain, problem_arguments
 from cpattn.groups import GroupLike, complaint_of, group_of, seconds
 
 IGNORE_TARGET = -100
@@ -63,9 +63,9 @@ class Sharding:
         self._num_tokens = arguments.cu_seqlens_q[-1]
         self._num_keys = arguments.cu_seqlens_kv[-1]
         options = {
-            "mask": "causal" if causal else "full",
+            "mask": mask_name(causal),
             "sharding": sharding,
-            "chunk_tokens": chunk_tokens,
+            "chunk_tokens": plain(chunk_tokens),
         }
         self._core = _cpattn.Sharding(_cpattn.Problem(*arguments), options, self.group.size)
 

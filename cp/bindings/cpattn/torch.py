@@ -35,8 +35,8 @@ _ALIGNMENT = 16
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers without gaps, at an address that a GPU takes."""
-    tensor = tensor.contiguous()
+    """The same numbers without gaps, as they are in memory, at an address that a GPU takes."""
+    tensor = tensor.contiguous().resolve_neg()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
@@ -72,7 +72,7 @@ class _PlannedAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         def compute(q, k, v, out, lse, dout, dlse):
             # Autograd brings no gradient for an output nobody used, and any strides, such as the
-            # zeros of an expanded scalar.
+            # zeros of an expanded scalar, and negated views.
             dout = torch.zeros_like(out) if dout is None else _dense(dout)
             dlse = None if dlse is None else _dense(dlse)
             dq, dk, dv = (
@@ -109,7 +109,7 @@ class _DoubleAttention(torch.autograd.Function):
             )
             return tuple(torch.from_numpy(result) for result in results)
 
-        dout, dlse = dout.contiguous(), dlse.unsqueeze(2).contiguous()
+        dout, dlse = _dense(dout), _dense(dlse.unsqueeze(2))
         return None, *_Gradients.apply(compute, *ctx.saved_tensors, dout, dlse)
 
 
@@ -153,7 +153,7 @@ def context_parallel_attention(
     *,
     cu_seqlens: Any = None,
     cu_seqlens_kv: Any = None,
-    causal: bool = True,
+    causal: Optional[bool] = None,
     softmax_scale: Optional[float] = None,
     sharding: str = "zigzag",
     group: GroupLike = None,
@@ -182,8 +182,8 @@ def context_parallel_attention(
         cu_seqlens: *global* cumulative lengths of the packed documents, [documents + 1] integers
             from 0. None: one document, all rows of all ranks.
         cu_seqlens_kv: those of the keys where they differ.
-        causal: a query sees keys up to its own place, bottom-right aligned. (Not `mask`: that is
-            refused.)
+        causal: a query sees keys up to its own place, bottom-right aligned. None: True, or what
+            `attn_mask_type` says. (Not `mask`: that is refused.)
         softmax_scale: None: 1 / sqrt(channels).
         sharding: "zigzag", "contiguous" or "dual_chunk": which rank owns which rows.
         group: None: all ranks of mpirun, or this process alone; `cpattn.world()`,
@@ -194,7 +194,8 @@ def context_parallel_attention(
         qkv_format: "thd"; "sbhd" [tokens, batch, heads, channels] or "bshd" [batch, tokens, heads,
             channels] for a batch of documents of one length, each split alike (bshd costs a copy
             of each tensor).
-        attn_mask_type: Transformer Engine's name for the mask, instead of `causal`.
+        attn_mask_type: Transformer Engine's name for the mask, instead of `causal`; both must not
+            contradict each other.
         head_maxima: float32 [heads], contiguous, on q's device: head_maxima[h] becomes the larger
             of what it was and the largest visible softmax_scale * q.k of head h over this rank's
             rows, in place and outside of autograd. Begin with -inf, which stays where nothing was
@@ -259,7 +260,7 @@ class ContextParallelAttention(torch.nn.Module):
     def __init__(
         self,
         *,
-        causal: bool = True,
+        causal: Optional[bool] = None,
         softmax_scale: Optional[float] = None,
         sharding: str = "zigzag",
         group: GroupLike = None,

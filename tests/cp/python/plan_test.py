@@ -136,6 +136,33 @@ class Memory(unittest.TestCase):
                 for view, copy in zip(gradient_views, expected_gradients):
                     numpy.testing.assert_array_equal(view, copy)
 
+    def test_numpys_scalars_are_numbers(self):
+        q, k, v, _, _ = inputs(20)
+        results = []
+        for number, integer, boolean in (
+            (float, int, bool),
+            (numpy.float32, numpy.int64, numpy.bool_),
+            (numpy.float16, numpy.uint8, numpy.bool_),
+        ):
+            attention = cpattn.Attention(
+                cpattn.self_group(),
+                causal=boolean(False),
+                chunk_tokens=integer(16),
+                timeout=number(30.0),
+                verify_checksum=boolean(True),
+            )
+            self.assertEqual(attention.options["chunk_tokens"], 16)
+            plan = attention.plan(
+                num_heads=4,
+                num_kv_heads=2,
+                head_dim=24,
+                seq_len=integer(20),
+                softmax_scale=number(0.5),
+            )
+            results.append(plan.forward(q, k, v)[0])
+        for result in results[1:]:
+            numpy.testing.assert_array_equal(result, results[0])
+
     def test_read_only_inputs_are_fine(self):
         q, k, v, _, _ = inputs(20)
         plan = plan_of(q, k, v)
@@ -206,6 +233,8 @@ class Refusals(unittest.TestCase):
             (r"dtype: dtype float64", dict(seq_len=4, dtype="float64")),
             (r"num_kv_heads = 3", dict(seq_len=4, num_kv_heads=3)),
             (r"softmax_scale", dict(seq_len=4, softmax_scale=float("nan"))),
+            (r"softmax_scale: True, expected a number", dict(seq_len=4, softmax_scale=True)),
+            (r"softmax_scale: 10+, expected a finite", dict(seq_len=4, softmax_scale=10**400)),
         ):
             with self.subTest(pattern):
                 self.assert_refused(pattern, attention.plan, **heads, **problem)
@@ -218,6 +247,8 @@ class Refusals(unittest.TestCase):
             (r"sharding: 'x', expected contiguous", dict(sharding="x")),
             (r"verify_checksum: 1, expected True or False", dict(verify_checksum=1)),
             (r"causal: 'yes', expected True or False", dict(causal="yes")),
+            (r"chunk_tokens: 3.5, expected an integer", dict(chunk_tokens=numpy.float32(3.5))),
+            (r"chunk_tokens: True, expected an integer", dict(chunk_tokens=numpy.bool_(True))),
             (r"mask: 'full', expected causal=True or False", dict(mask="full")),
             (r"isa: x, expected generic", dict(isa="x")),
             (r"group: a str, expected cpattn.world", dict(group="world")),

@@ -141,6 +141,22 @@ class Gradients(unittest.TestCase):
             out.sum().backward()
 
 
+    def test_a_gradient_that_is_a_negated_view(self):
+        """As the backward of complex numbers makes them: minus what lies in memory."""
+        for dtype in (torch.float32, torch.float64):
+            with self.subTest(dtype=dtype):
+                q, k, v = inputs(20, dtype=dtype)
+                dout = torch.randn(20, 4, 24, dtype=dtype)
+                view = torch._neg_view(dout)
+                self.assertTrue(view.is_neg())
+                attend(q, k, v).backward(view)
+                of_views = [x.grad for x in (q, k, v)]
+                again = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+                attend(*again).backward(-dout)
+                for one, other in zip(of_views, again):
+                    self.assertTrue(torch.equal(one, other.grad))
+
+
 class Layouts(unittest.TestCase):
     def test_batches_are_single_documents(self):
         for qkv_format, token_dim in (("bshd", 1), ("sbhd", 0)):
@@ -215,6 +231,27 @@ class Refusals(unittest.TestCase):
             (r"q: stride 2 in the last dimension", (q[..., ::2], k, v), {}),
             (r"q: shape \[20, 96\], expected \[tokens", (q.flatten(1), k, v), {}),
             (r"q: a ndarray, expected a torch.Tensor", (q.numpy(), k, v), {}),
+            (r"q: a negated view.* q.resolve_neg\(\)", (torch._neg_view(q), k, v), {}),
+            (
+                r"k: a negated view",
+                (q.double(), torch._neg_view(k.double()), v.double()),
+                {},
+            ),
+            (
+                r"causal: False, expected True or None with attn_mask_type 'causal'",
+                (q, k, v),
+                dict(causal=False, attn_mask_type="causal"),
+            ),
+            (
+                r"causal: True, expected False or None with attn_mask_type 'no_mask'",
+                (q, k, v),
+                dict(causal=True, attn_mask_type="no_mask"),
+            ),
+            (
+                r"q: shape \[0, 20, 4, 24\] in bshd, expected a batch",
+                tuple(x.expand(0, *x.shape) for x in (q, k, v)),
+                dict(qkv_format="bshd"),
+            ),
             (r"q: layout torch.sparse_coo", (q.to_sparse(), k, v), {}),
             (r"q, k, v: shapes", (q, k[1:], v), {}),
             (r"qkv_format: 'dhst', expected thd", (q, k, v), dict(qkv_format="dhst")),
