@@ -45,7 +45,9 @@ const Subcommand& find_subcommand(std::span<const Subcommand> subcommands,
     if (command.name == name) return command;
     names.emplace_back(command.name);
   }
-  throw InvalidArgument("'" + name + "': unknown subcommand" + suggestion(name, names));
+  const std::string nearest = suggestion(name, names);
+  throw InvalidArgument("'" + name + "': unknown subcommand" +
+                        (nearest.empty() ? "; 'cpattn --help' lists them" : nearest));
 }
 
 int run_subcommand(const Subcommand& command, CommandLine& line) {

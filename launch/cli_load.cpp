@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "kernels/shape.h"
 #include "launch/cli_values.h"
@@ -50,11 +51,18 @@ void apply(const Setting& setting, RunConfig& config, Problems& problems) {
   }
 }
 
+/// Where the first of the keys that was given was given; empty when none was.
+std::string place_of(const GivenKnobs& given, std::initializer_list<std::string_view> keys) {
+  for (const std::string_view key : keys) {
+    if (const auto entry = given.find(key); entry != given.end()) return entry->second;
+  }
+  return "";
+}
+
 /// Plans hold every chunk of every rank in memory; more than this is a slip of the hand.
 constexpr std::int64_t kMaxChunks = std::int64_t{1} << 24;
 
-void check_chunks(const RunConfig& config) {
-  const SequenceBatch batch = synthetic_batch(config);
+void check_chunks(const RunConfig& config, const SequenceBatch& batch) {
   const std::int64_t chunk_tokens = config.cp_config.chunk_tokens;
   const std::int64_t chunks = std::max(batch.q_rows, batch.kv_rows) / chunk_tokens;
   require(chunks <= kMaxChunks, "chunk_tokens ", chunk_tokens, ": cuts the tokens into ", chunks,
@@ -94,8 +102,12 @@ RunConfig load_config(std::span<const Setting> file, std::span<const Setting> fl
     if (!reason.empty()) problems.add(label + ": has no effect: " + std::string(reason));
   }
   if (config.tensors.empty()) {
-    problems.collect("", [&] { validate(synthetic_shape(config)); });
-    problems.collect("", [&] { check_chunks(config); });
+    problems.collect(place_of(given, {"kv_heads", "heads"}),
+                     [&] { validate(synthetic_shape(config)); });
+    SequenceBatch batch;
+    problems.collect(place_of(given, {"cu_seqlens_kv", "cu_seqlens"}),
+                     [&] { batch = synthetic_batch(config); });
+    problems.collect("", [&] { check_chunks(config, batch); });
   }
   problems.raise();
   return config;

@@ -186,6 +186,10 @@ TypedOptions parse_options(const Subcommand& subcommand,
     const std::string typed_name = error.get_option_name();
     throw InvalidArgument(
         unknown_flag(subcommand, typed_name.substr(0, typed_name.find('=')), known));
+  } catch (const po::invalid_command_line_syntax& error) {
+    const bool is_empty = error.kind() == po::invalid_syntax::empty_adjacent_parameter;
+    throw InvalidArgument(is_empty ? error.get_option_name() + ": expected a value after ="
+                                   : std::string(error.what()));
   } catch (const po::error& error) {
     throw InvalidArgument(error.what());
   }

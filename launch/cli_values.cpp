@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <system_error>
+#include <type_traits>
 
 #include "src/base/dtype.h"
 
@@ -22,6 +23,12 @@ bool has_leading_zero(std::string_view text) {
 }
 
 template <class T>
+constexpr bool kIsInteger = std::is_integral_v<T>;
+
+/// An integer has no sign of zero: what was meant cannot be told.
+bool is_minus_zero(std::string_view text) { return text == "-0"; }
+
+template <class T>
 std::optional<T> from_decimal(std::string_view text) {
   T value{};
   const char* const end = text.data() + text.size();
@@ -33,9 +40,10 @@ std::optional<T> from_decimal(std::string_view text) {
 template <class T>
 T parse_decimal(const RunField& field, const ScalarText& scalar, const T* type) {
   const std::optional<T> value = scalar.is_quoted ? std::nullopt : from_decimal<T>(scalar.text);
-  // The bounds compare as doubles: they are exact there, and NaN fails both.
-  const bool is_in_range =
-      value && static_cast<double>(*value) >= field.min && static_cast<double>(*value) <= field.max;
+  // The bounds are exact as T; what is read may not be exact as a double. NaN fails both.
+  const bool is_in_range = value && *value >= static_cast<T>(field.min) &&
+                           *value <= static_cast<T>(field.max) &&
+                           !(kIsInteger<T> && is_minus_zero(scalar.text));
   require(is_in_range, "expected ", expected_scalar(field, type), ", got ",
           scalar.is_quoted ? "quoted text " : "", "'", scalar.text, "'");
   return *value;

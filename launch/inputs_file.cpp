@@ -52,7 +52,12 @@ std::vector<Group> group_tensors(const SafetensorsFile& file) {
     const std::size_t dot = name.rfind('.');
     const std::string_view prefix = dot == std::string_view::npos ? "" : name.substr(0, dot);
     const std::string_view leaf = dot == std::string_view::npos ? name : name.substr(dot + 1);
-    if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end()) continue;
+    if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end()) {
+      // Other tensors are none of our business, but documents must not be lost by a name.
+      require(!leaf.starts_with("cu_seqlen"), where(file.path(), tensor),
+              "expected cu_seqlens or cu_seqlens_kv");
+      continue;
+    }
     // ".q" would share the prefix of "q".
     require(dot != 0, where(file.path(), tensor), "expected a prefix before the dot");
     const auto [entry, is_new] = place.emplace(prefix, groups.size());

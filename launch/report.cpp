@@ -185,6 +185,7 @@ std::string reference_line(const ParityReport& report) {
       total += tensor.total_rows;
     }
   }
+  if (total == 0) return "reference: double precision, of no row: nothing was compared";
   if (compared == total) return "reference: double precision, every row of every tensor";
   return fmt::format(
       "reference: double precision, {} of {} rows (a fixed spread; --reference-rows "

@@ -1,5 +1,6 @@
 #include "launch/run_config.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "cp/plan.h"
@@ -100,7 +101,9 @@ SequenceBatch synthetic_batch(const RunConfig& config) {
     return batch_of_one(config.seq_len, config.kv_len < 0 ? config.seq_len : config.kv_len);
   }
   const auto& cu_kv = config.cu_seqlens_kv.empty() ? cu : config.cu_seqlens_kv;
-  return batch_from_cu_seqlens(cu, cu_kv, cu.back(), cu_kv.back());
+  // Of lengths that fall somewhere it is the fall that is refused, not what lies beyond the end.
+  return batch_from_cu_seqlens(cu, cu_kv, *std::max_element(cu.begin(), cu.end()),
+                               *std::max_element(cu_kv.begin(), cu_kv.end()));
 }
 
 std::vector<std::unique_ptr<InputSource>> open_inputs(const RunConfig& config) {

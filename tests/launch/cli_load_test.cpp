@@ -43,11 +43,12 @@ TEST(CliLoad, FlagsWinOverTheFileAndTheFileOverDefaults) {
 TEST(CliLoad, HeadsThatDoNotDivideAreNamed) {
   const std::string message = refusal({flag_scalar("heads", "6"), flag_scalar("kv_heads", "4")});
 
-  EXPECT_EQ(message, "heads is 6, expected a multiple of kv_heads = 4");
+  EXPECT_EQ(message, "--kv-heads: heads is 6, expected a multiple of kv_heads = 4");
 }
 
 TEST(CliLoad, LengthsThatDoNotFitAreRefused) {
-  EXPECT_NE(refusal({flag("cu_seqlens", "0,5,3")}), "accepted");
+  EXPECT_EQ(refusal({flag("cu_seqlens", "0,5,3")}),
+            "--cu-seqlens: cu_seqlens_q[2] is 3, expected at least cu_seqlens_q[1] = 5");
   EXPECT_NE(refusal({flag("cu_seqlens", "1,5")}), "accepted");
   EXPECT_NE(refusal({flag("cu_seqlens", "0,5"), flag("cu_seqlens_kv", "0,5,6")}), "accepted");
   EXPECT_EQ(refusal({flag("cu_seqlens", "0,5,5"), flag("cu_seqlens_kv", "0,0,6")}), "accepted");

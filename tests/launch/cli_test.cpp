@@ -99,6 +99,7 @@ TEST(Cli, ValuesMayFollowOrBeJoinedAndMayBeNegative) {
 
 TEST(Cli, RepeatedAbbreviatedAndStrayArgumentsAreRefused) {
   EXPECT_EQ(run({"go", "--heads=8", "--heads=8"}).err, "cpattn: error: --heads: given twice\n");
+  EXPECT_EQ(run({"go", "--heads="}).err, "cpattn: error: --heads: expected a value after =\n");
   EXPECT_EQ(run({"go", "--head=8"}).err,
             "cpattn: error: --head: unknown option, did you mean '--heads'?\n");
   EXPECT_EQ(run({"go", "--chunk_tokens=8"}).err,

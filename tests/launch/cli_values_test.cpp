@@ -51,6 +51,15 @@ TEST(CliValues, ZeroAndNegativeAreValuesWhereTheRangeHoldsThem) {
   EXPECT_EQ(parse<std::int64_t>(field, "0"), 0);
   EXPECT_EQ(parse<std::int64_t>(field, "-5"), -5);
   EXPECT_EQ(refusal<std::int64_t>(field, "-05"), "expected an integer in [-5, 5], got '-05'");
+  EXPECT_EQ(refusal<std::int64_t>(field, "-0"), "expected an integer in [-5, 5], got '-0'");
+}
+
+TEST(CliValues, BoundsAreExactWhereDoublesAreNot) {
+  const RunField seed{{"x", "", 0, 9007199254740992.0}, FieldGroup::ring};
+
+  EXPECT_EQ(parse<std::int64_t>(seed, "9007199254740992"), 9007199254740992);
+  EXPECT_EQ(refusal<std::int64_t>(seed, "9007199254740993"),
+            "expected an integer in [0, 9007199254740992], got '9007199254740993'");
 }
 
 TEST(CliValues, NumbersAreFiniteDecimals) {

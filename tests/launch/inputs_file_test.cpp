@@ -221,6 +221,16 @@ TEST(FileInputs, RefusesWhatIsMissing) {
   expect_part(FileMaker().add_attention(".").refusal(), "expected a prefix before the dot");
 }
 
+TEST(FileInputs, RefusesLengthsUnderAnotherName) {
+  // Ignored, as other tensors are, they would make one document of several.
+  for (const char* name : {"cu_seqlen", "cu_seqlens_q", "a.cu_seqlens_k"}) {
+    expect_part(FileMaker().add_attention("a.").add(name, StoredType::i32, {2}).refusal(),
+                "expected cu_seqlens or cu_seqlens_kv");
+  }
+  EXPECT_EQ(FileMaker().add_attention("a.").add("a.lse", StoredType::f32, {2}).refusal(),
+            "accepted");
+}
+
 TEST(FileInputs, RefusesWhatDoesNotFitTogether) {
   using Shape = std::vector<std::int64_t>;
   const auto refusal_of = [](const Shape& q, const Shape& k, const Shape& v,
