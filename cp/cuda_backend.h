@@ -36,8 +36,9 @@ struct CudaDeviceFacts {
   std::string refusal;     ///< why kernels() would refuse it; "" when it is supported
 };
 
-/// Where a device's memory comes from: the stream-ordered pool of the runtime, unless both are set.
-/// `allocate` returns null when it cannot; calls come from one thread at a time.
+/// Where a device's memory comes from: cudaMalloc, unless both are set. `allocate` returns null
+/// when it cannot; calls come from one thread at a time. Where ranks of one process exchange by
+/// NCCL, their devices must see it: memory of a pool they see only after cudaMemPoolSetAccess.
 struct CudaAllocator {
   /// Memory for work of `stream`, aligned to 256 bytes.
   void* (*allocate)(void* context, std::size_t size_bytes, Stream stream) = nullptr;

@@ -104,15 +104,15 @@ typedef struct cpattn_cuda_options {
   int device;               /* ordinal, as the CUDA runtime of this process counts */
   cpattn_exchange exchange; /* equal on all ranks */
   void* nccl_comm; /* an ncclComm_t of the same ranks on these GPUs, which nobody else uses while a
-                    * plan does and which outlives all plans; NULL: one is made. After a
-                    * CPATTN_COMM_ERROR it may have been aborted: do not destroy it then. */
+                    * plan does and which outlives all plans, and graphs that were captured with
+                    * them; NULL: one is made. After a CPATTN_COMM_ERROR it may have been aborted:
+                    * do not destroy it then. */
   const char* backend;    /* path of libcpattn_cuda.so; NULL: the one installed beside libcpattn */
   double timeout_seconds; /* of this call, 0.001 to 86400 */
-  /* Where plans take device memory from; both NULL: the stream-ordered pool of CUDA. `allocate`
-   * gives `size` bytes for work of `stream`, a cudaStream_t, at a multiple of 256, or NULL when
-   * there are none; the call that needed them is then refused on this rank. `free` is called when
-   * no work uses the memory any more: at the latest when the last plan and group are freed. One
-   * thread at a time. */
+  /* Where plans take device memory from; both NULL: cudaMalloc. `allocate` gives `size` bytes for
+   * work of `stream`, a cudaStream_t, at a multiple of 256, or NULL when there are none; the call
+   * that needed them is then refused on this rank. `free` is called when no work uses the memory
+   * any more: at the latest when the last plan and group are freed. One thread at a time. */
   void* (*allocate)(void* context, size_t size, void* stream);
   void (*free)(void* context, void* memory);
   void* allocator_context; /* what both are called with */

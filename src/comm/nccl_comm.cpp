@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <span>
 #include <thread>
 #include <utility>
@@ -12,7 +13,10 @@
 namespace cpattn {
 namespace {
 
-constexpr std::chrono::microseconds kGlance{200};
+/// Between two questions whether a call is over: every group of transfers asks, so soon at first.
+constexpr std::chrono::microseconds kFirstGlance{5}, kLongestGlance{200};
+/// For graphs that are gone to be seen to be gone.
+constexpr Seconds kEndTime{1.0};
 /// For the ranks to tell one another how the initialisation ended, which they learn at about the
 /// same time.
 constexpr Seconds kVerdictTime{5.0};
@@ -70,12 +74,13 @@ ncclUniqueId agree_on_id(Communicator& control, Clock::time_point deadline) {
 
 /// How a call that does not block ended, "" when well.
 std::string await(ncclComm_t comm, ncclResult_t result, Clock::time_point deadline) {
-  while (result == ncclInProgress) {
+  for (auto glance = kFirstGlance; result == ncclInProgress;
+       glance = std::min(2 * glance, kLongestGlance)) {
     const ncclResult_t answer = ncclCommGetAsyncError(comm, &result);
     if (answer != ncclSuccess) result = answer;
     if (result != ncclInProgress) break;
     if (Clock::now() >= deadline) return "still in progress at the deadline";
-    std::this_thread::sleep_for(kGlance);
+    std::this_thread::sleep_for(glance);
   }
   return result == ncclSuccess ? "" : describe(result, comm);
 }
@@ -147,10 +152,11 @@ NcclCommunicator NcclCommunicator::borrow(Communicator& control, const CudaDevic
 NcclCommunicator::NcclCommunicator(NcclCommunicator&& other) noexcept
     : rank_(other.rank_),
       handle_(std::exchange(other.handle_, nullptr)),
-      is_owned_(other.is_owned_) {}
+      is_owned_(other.is_owned_),
+      is_in_graphs_(other.is_in_graphs_) {}
 
 NcclCommunicator::~NcclCommunicator() {
-  if (is_owned_ && handle_ != nullptr) ncclCommDestroy(handle_);
+  if (is_owned_) end(ncclCommDestroy, kEndTime);
 }
 
 ncclComm_t NcclCommunicator::handle() const {
@@ -169,8 +175,24 @@ void NcclCommunicator::check() const {
   if (state != ncclInProgress) nccl_check(state, rank_, "NCCL communicator", handle_);
 }
 
-void NcclCommunicator::abort() noexcept {
-  if (handle_ != nullptr) ncclCommAbort(std::exchange(handle_, nullptr));
+// Streams leave its transfers at once, whenever the call returns.
+void NcclCommunicator::abort() noexcept { end(ncclCommAbort, Seconds(0)); }
+
+void NcclCommunicator::end(ncclResult_t (*call)(ncclComm_t), Seconds patience) noexcept {
+  ncclComm_t comm = std::exchange(handle_, nullptr);
+  if (comm == nullptr) return;
+  if (!is_in_graphs_) {
+    call(comm);
+    return;
+  }
+  // The graphs are the caller's, who may destroy them only after this.
+  std::promise<void> over;
+  const std::future<void> is_over = over.get_future();
+  std::thread([call, comm, over = std::move(over)]() mutable {
+    call(comm);
+    over.set_value();
+  }).detach();
+  is_over.wait_for(patience);
 }
 
 }  // namespace cpattn

@@ -107,8 +107,9 @@ void NcclQueue::put(const NcclHop& hop, cudaStream_t compute, const CudaEvent& r
     cuda_check(cudaStreamIsCapturing(compute, &capture), "cudaStreamIsCapturing");
     order_streams(compute, ready, stream_.get());
     if (capture != cudaStreamCaptureStatusNone) {
-      enqueue(hop);
+      communicator_.note_capture();
       captured_from_.insert(hop.from);
+      enqueue(hop);
     } else {
       drop_finished();
       EventPair events = take_events();

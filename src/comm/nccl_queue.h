@@ -8,7 +8,8 @@
 //
 // Hops that are put while a stream is in capture become part of its graph. They are not watched:
 // the events of a graph cannot be asked. A replay that hangs is found by synchronize(), which then
-// does the same; until somebody calls it, or if the program waits in some other way, it hangs.
+// does the same; until somebody calls it, or if the program waits in some other way, it hangs. What
+// NCCL holds of a communicator that was recorded is given back when the last such graph is gone.
 #pragma once
 
 #include <condition_variable>

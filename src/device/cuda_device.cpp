@@ -34,12 +34,6 @@ bool is_aligned(const void* address, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(address) % alignment == 0;
 }
 
-int attribute(cudaDeviceAttr which, int ordinal) {
-  int value = 0;
-  cuda_check(cudaDeviceGetAttribute(&value, which, ordinal), "cudaDeviceGetAttribute");
-  return value;
-}
-
 }  // namespace
 
 CudaFacts cuda_facts() {
@@ -62,17 +56,18 @@ bool can_access_peer(int device, int peer) {
 }
 
 /// Where buffers come from and go back to; lives as long as any of them.
+///
+/// Not the runtime's pool: other devices do not see memory of a pool, whatever cudaDeviceEnable-
+/// PeerAccess was told, and NCCL reads and writes it from them where ranks share a process.
 struct CudaDevice::Memory {
   int ordinal;
-  bool has_pool;
   DeviceAllocator allocator;
   CudaStream stream;
 
   void* take(std::size_t size_bytes) const {
     if (allocator.allocate) return allocator.allocate(size_bytes, {stream.get()});
     void* memory = nullptr;
-    const cudaError_t status = has_pool ? cudaMallocAsync(&memory, size_bytes, stream.get())
-                                        : cudaMalloc(&memory, size_bytes);
+    const cudaError_t status = cudaMalloc(&memory, size_bytes);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       return nullptr;
@@ -93,8 +88,6 @@ struct CudaDevice::Memory {
         if (allocator.free) allocator.free(memory);
       } catch (...) {  // NOLINT: there is nobody to tell
       }
-    } else if (has_pool) {
-      cudaFreeAsync(memory, stream.get());
     } else {
       cudaFree(memory);
     }
@@ -123,10 +116,7 @@ CudaDevice::CudaDevice(int ordinal, DeviceAllocator allocator)
                        " or newer");
   const DeviceGuard guard(ordinal);
   memory_ = std::make_shared<Memory>(
-      Memory{.ordinal = ordinal,
-             .has_pool = attribute(cudaDevAttrMemoryPoolsSupported, ordinal) != 0,
-             .allocator = std::move(allocator),
-             .stream = make_cuda_stream()});
+      Memory{.ordinal = ordinal, .allocator = std::move(allocator), .stream = make_cuda_stream()});
 }
 
 std::string CudaDevice::description() const {

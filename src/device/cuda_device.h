@@ -1,8 +1,8 @@
 // CudaDevice: one GPU of this process.
 //
-// Memory comes from the device's stream-ordered pool, or from the caller's allocator, and is given
-// back once everything that the device was given is done: whoever owns a Buffer need not know which
-// streams have used it.
+// Memory comes from cudaMalloc, or from the caller's allocator, and is given back once everything
+// that the device was given is done: whoever owns a Buffer need not know which streams have used
+// it.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,9 @@ CudaFacts cuda_facts();
 bool can_access_peer(int device, int peer);
 
 /// A caller's own memory. allocate(bytes, stream): memory for work in that stream, aligned to 256
-/// bytes; null when there is none. free(memory) is called when no work uses it any more.
+/// bytes; null when there is none. free(memory) is called when no work uses it any more. Where
+/// ranks of one process exchange it by NCCL, their devices must see it: cudaMalloc's they do; of a
+/// pool, after cudaMemPoolSetAccess.
 struct DeviceAllocator {
   std::function<void*(std::size_t bytes, Stream stream)> allocate;
   std::function<void(void* memory)> free;

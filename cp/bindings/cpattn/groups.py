@@ -195,13 +195,14 @@ def cuda_group(
             cannot be captured; "auto", nccl where every rank has a GPU of its own. Equal on all
             ranks.
         nccl_comm: address of an ncclComm_t of these ranks on these GPUs, which nobody else uses
-            while plans of this group do, and which outlives them; None: one is made.
+            while plans of this group do, and which outlives them and graphs that were captured with
+            them; None: one is made.
         backend: path of the shared object with the kernels; None: the installed one.
         allocator: where plans take device memory from: two functions, allocate(size, stream), which
             returns the address of `size` bytes for work of that stream (its handle), a multiple of
             256, or 0 when there are none; and free(address), when no work uses them any more. What
-            they raise is told by sys.unraisablehook, and means that there are none. None: the
-            stream-ordered pool of CUDA.
+            they raise is told by sys.unraisablehook, and means that there are none. None:
+            cudaMalloc.
         timeout: seconds for all of it.
     Returns:
         a group whose plans take arrays in that memory and a stream.

@@ -119,7 +119,7 @@ TEST_F(GpuRing, MemoryThatCannotBeHadEndsTheJobAndLeavesNothing) {
     try {
       on_gpu_ranks(2, GpuExchangeKind::nccl, [&](GpuRank& rank) {
         if (rank.comm.rank() == 0)
-          fake_cuda::fail_after("cudaMallocAsync", failing, cudaErrorMemoryAllocation, 0);
+          fake_cuda::fail_after("cudaMalloc", failing, cudaErrorMemoryAllocation, 0);
         rank.comm.barrier(deadline_after(Seconds(60)), "planted");
         const auto plan = ContextParallelAttention(rank.transport, problem.config, &rank.kernels())
                               .plan(problem_of(problem));

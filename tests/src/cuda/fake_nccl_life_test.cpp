@@ -48,7 +48,11 @@ TEST_F(NcclLife, WithoutBlockingIsInProgressUntilPolled) {
     ASSERT_EQ(rank.settle(), ncclSuccess);
     EXPECT_EQ(rank.values(theirs, 1), std::vector<int>{11 - rank.number()});
 
-    EXPECT_EQ(rank.pass_on(mine, theirs, 1), ncclSuccess) << "peers that are known";
+    rank.count_from(20 + rank.number(), mine, 1);
+    ASSERT_EQ(rank.pass_on(mine, theirs, 1), ncclInProgress) << "peers that are known";
+    ASSERT_EQ(cudaStreamSynchronize(rank.stream()), cudaSuccess) << "it has not begun";
+    ASSERT_EQ(rank.settle(), ncclSuccess);
+    EXPECT_EQ(rank.values(theirs, 1), std::vector<int>{21 - rank.number()});
     EXPECT_EQ(ncclCommFinalize(rank.communicator), ncclInProgress);
     EXPECT_EQ(rank.settle(), ncclSuccess);
     EXPECT_EQ(rank.send(mine, 1, 0), ncclInvalidUsage) << "finalized";
@@ -67,6 +71,33 @@ TEST_F(NcclLife, FirstMeetingOfPeersIsNoWorkForACapture) {
     ASSERT_EQ(cudaStreamEndCapture(rank.stream(), &graph), cudaSuccess);
     ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   });
+}
+
+TEST_F(NcclLife, TheEndWaitsForGraphs) {
+  for (const auto end : {ncclCommDestroy, ncclCommAbort}) {
+    on_ranks(1, [end](Rank& rank, const ncclUniqueId& id) {
+      int *mine = rank.memory(1), *theirs = rank.memory(1);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      ASSERT_EQ(rank.init(id), ncclSuccess);
+      ASSERT_EQ(cudaStreamBeginCapture(rank.stream(), cudaStreamCaptureModeThreadLocal),
+                cudaSuccess);
+      ASSERT_EQ(rank.pass_on(mine, theirs, 1), ncclSuccess);
+      ASSERT_EQ(cudaStreamEndCapture(rank.stream(), &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+      ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      std::atomic<bool> is_over{false};
+      std::thread ending([&] {
+        EXPECT_EQ(end(rank.communicator), ncclSuccess);
+        is_over.store(true);
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      EXPECT_FALSE(is_over.load());
+      ASSERT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+      ending.join();
+      rank.communicator = nullptr;
+    });
+  }
 }
 
 TEST_F(NcclLife, TwoRanksOnOneDeviceAreRefused) {
@@ -259,8 +290,8 @@ TEST_F(NcclLife, ReplayAfterTheEndIsAnError) {
   ASSERT_EQ(rank.pass_on(mine, theirs, 1), ncclSuccess);
   ASSERT_EQ(cudaStreamEndCapture(rank.stream(), &graph), cudaSuccess);
   ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  ASSERT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
-  rank.communicator = nullptr;
+  std::thread ending([&] { EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess); });
+  while (fake_cuda::live().communicators > 0) std::this_thread::yield();
 
   ASSERT_EQ(cudaGraphLaunch(exec, rank.stream()), cudaSuccess);
 
@@ -269,6 +300,8 @@ TEST_F(NcclLife, ReplayAfterTheEndIsAnError) {
   fake_cuda::reset();
   ASSERT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
   ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  ending.join();
+  rank.communicator = nullptr;
 }
 
 }  // namespace

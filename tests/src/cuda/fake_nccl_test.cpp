@@ -192,6 +192,26 @@ TEST_F(NcclTransfers, RefuseWhatDoesNotFit) {
   });
 }
 
+// NCCL may let a device write into the memory of another one of its process, and the runtime opens
+// pools to nobody by itself.
+TEST_F(NcclTransfers, NeedMemoryThatNeighboursSee) {
+  for (const int num_ranks : {1, 2}) {
+    on_ranks(num_ranks, [&](Rank& rank, const ncclUniqueId& id) {
+      ASSERT_EQ(rank.init(id), ncclSuccess);
+      void* memory = nullptr;
+      ASSERT_EQ(cudaMallocAsync(&memory, sizeof(int), rank.stream()), cudaSuccess);
+      auto* const value = static_cast<int*>(memory);
+      if (num_ranks == 1) {
+        EXPECT_EQ(rank.pass_on(rank.memory(1), value, 1), ncclSuccess);
+      } else {
+        EXPECT_EQ(rank.receive(value, 1, rank.previous()), ncclInvalidArgument);
+        EXPECT_NE(rank.error().find("memory of a pool"), std::string::npos) << rank.error();
+      }
+      ASSERT_EQ(cudaFreeAsync(memory, rank.stream()), cudaSuccess);
+    });
+  }
+}
+
 TEST_F(NcclTransfers, FailWithTheirGroup) {
   on_ranks(1, [](Rank& rank, const ncclUniqueId& id) {
     ASSERT_EQ(rank.init(id), ncclSuccess);

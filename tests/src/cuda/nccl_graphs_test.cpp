@@ -83,6 +83,27 @@ TEST_F(NcclGraphs, ReplaysThatAreQueuedFollowOneAnother) {
   });
 }
 
+// A program that lets go of its graphs last, as a garbage collector may, is not kept waiting.
+TEST_F(NcclGraphs, MayOutliveTheirTransport) {
+  LoopbackWorld world(2);
+  world.run([](Communicator& comm) {
+    const CudaStream compute = make_compute_stream(comm.rank());
+    const Stream stream{compute.get()};
+    const int rank = comm.rank(), round = 1;
+    Seen seen;
+    Graph graph;
+    {
+      const auto transport = make_transport(Mover::nccl, comm);
+      RingExchange ring(*transport, {300, 500}, {});
+      graph = capture(stream, [&] { ring_pass(ring, rank, 2, stream, &round, &seen); });
+      launch(graph, stream);
+      transport->synchronize(stream, soon());
+    }
+    EXPECT_EQ(seen.wrong, 0);
+    EXPECT_EQ(seen.checked, 2);
+  });
+}
+
 // Another rank, or another part of the program, captures as strictly as can be meanwhile.
 TEST_F(NcclGraphs, WatchingDisturbsNoCapture) {
   run_shards(Mover::nccl, 1, [](ShardTransport& transport, Stream) {

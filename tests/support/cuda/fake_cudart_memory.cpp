@@ -15,7 +15,7 @@ cudaError_t allocate_at_once(const char* api, void** memory, std::size_t bytes, 
   if (machine().num_devices == 0) return refuse(cudaErrorNoDevice, "no device");
   if (const cudaError_t error = check_unsafe_call(api); error != cudaSuccess) return error;
   if (bytes == 0) return cudaSuccess;
-  *memory = allocate(bytes, kind, current_device(), true);
+  *memory = allocate(bytes, kind, current_device(), false);
   if (*memory != nullptr) return cudaSuccess;
   return refuse(cudaErrorMemoryAllocation, api, ": no ", bytes, " bytes left");
 }

@@ -41,7 +41,7 @@ cudaError_t allocate_in(const char* api, Stream& stream, int device, std::size_t
   if (const cudaError_t error = check_pools(device); error != cudaSuccess) return error;
   if (stream.is_capturing()) return refuse_in_capture(stream, api);
   if (bytes == 0) return cudaSuccess;
-  void* const made = allocate(bytes, MemoryKind::device, device, false);
+  void* const made = allocate(bytes, MemoryKind::device, device, true);
   if (made == nullptr) return refuse(cudaErrorMemoryAllocation, api, ": no ", bytes, " bytes left");
   *memory = made;
   return enqueue(stream, api, [made, bytes] {

@@ -46,16 +46,16 @@ bool remember(const Allocation& allocation) {
 
 }  // namespace
 
-void* allocate(std::size_t bytes, MemoryKind kind, int device, bool is_filled) {
+void* allocate(std::size_t bytes, MemoryKind kind, int device, bool is_of_pool) {
   if (kind == MemoryKind::device && used_bytes(device) + static_cast<std::int64_t>(bytes) >
                                         static_cast<std::int64_t>(machine().memory_bytes)) {
     return nullptr;
   }
   void* memory = nullptr;
   if (posix_memalign(&memory, kAlignment, bytes) != 0) return nullptr;
-  if (is_filled) fill_with_nan(memory, bytes);
+  if (!is_of_pool) fill_with_nan(memory, bytes);
   if (kind == MemoryKind::device) add_used_bytes(device, static_cast<std::int64_t>(bytes));
-  remember({static_cast<std::byte*>(memory), bytes, kind, device});
+  remember({static_cast<std::byte*>(memory), bytes, kind, device, is_of_pool});
   return memory;
 }
 

@@ -16,11 +16,12 @@ struct Allocation {
   std::size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
   int device = 0;
+  bool is_of_pool = false;  ///< other devices do not see it
 };
 
 /// Memory of its own, with whatever the address sanitizer puts around it, aligned as a device's.
-/// Null where there is none. `is_filled`: with NaN, at once.
-void* allocate(std::size_t bytes, MemoryKind kind, int device, bool is_filled);
+/// Null where there is none. Filled with NaN; memory of a pool is by whoever asks for it.
+void* allocate(std::size_t bytes, MemoryKind kind, int device, bool is_of_pool);
 /// NaN in every format.
 void fill_with_nan(void* memory, std::size_t bytes);
 /// Memory that the caller has.

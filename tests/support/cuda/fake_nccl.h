@@ -6,13 +6,17 @@
 // a pair are matched in their order. Stricter than NCCL where NCCL may go either way:
 //
 // - A communicator with blocking = 0 is in progress until it has been asked twice; likewise after
-//   a group that sends to or receives from a peer for the first time, whose transfers begin only
-//   then. Under capture such a group is refused: warm up first.
-// - Buffers must be device memory (of the communicator's device) or pinned, large enough.
+//   every group, whose transfers come into their stream only then: NCCL puts them there by a thread
+//   of its own. A group that meets a peer for the first time is refused under capture: warm up.
+// - Buffers must be device memory (of the communicator's device) or pinned, large enough; between
+//   ranks of one process not of a pool, since NCCL may let one device use another's memory, and
+//   peer access does not open pools.
 // - One communicator serves one stream at a time.
 // - Sizes that differ between sender and receiver are an asynchronous error, not a hang.
 // - After an asynchronous error, or where a peer does not come, the stream is busy until
 //   ncclCommAbort. Any use of a communicator after abort or destroy is ncclInvalidArgument.
+// - ncclCommDestroy and ncclCommAbort do not return before the last graph is gone that has recorded
+//   a transfer of the communicator, as those of NCCL.
 //
 // What it does not have: reductions, initialisation inside a group, two streams in one group.
 #pragma once

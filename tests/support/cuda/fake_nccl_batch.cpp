@@ -150,19 +150,47 @@ cudaError_t run_batch(Communicator& communicator, const std::vector<Transfer>& t
   return cudaSuccess;
 }
 
-ncclResult_t enqueue_batch(const CommunicatorRef& communicator, const Batch& batch) {
-  // A captured batch runs any number of times, and nobody waits for the graph.
-  const bool is_counted = !batch.stream->is_capturing();
-  if (is_counted) communicator->num_queued.fetch_add(1, std::memory_order_relaxed);
-  const cudaError_t error = fake_cuda::enqueue(
-      *batch.stream, "ncclGroup", [communicator, transfers = batch.transfers, is_counted] {
+namespace {
+
+/// A batch that runs any number of times: counts for as long as a graph has it.
+struct Recorded {
+  explicit Recorded(const CommunicatorRef& of) : communicator(of) {
+    communicator->num_recorded.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Recorded() { communicator->num_recorded.fetch_sub(1, std::memory_order_relaxed); }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+
+  const CommunicatorRef communicator;
+};
+
+cudaError_t record(const CommunicatorRef& communicator, const Batch& batch) {
+  return fake_cuda::enqueue(
+      *batch.stream, "ncclGroup",
+      [recorded = std::make_shared<Recorded>(communicator), transfers = batch.transfers] {
+        return run_batch(*recorded->communicator, transfers);
+      });
+}
+
+cudaError_t enqueue_once(const CommunicatorRef& communicator, const Batch& batch) {
+  communicator->num_queued.fetch_add(1, std::memory_order_relaxed);
+  const cudaError_t error =
+      fake_cuda::enqueue(*batch.stream, "ncclGroup", [communicator, transfers = batch.transfers] {
         const cudaError_t result = run_batch(*communicator, transfers);
-        if (is_counted) communicator->num_queued.fetch_sub(1, std::memory_order_relaxed);
+        communicator->num_queued.fetch_sub(1, std::memory_order_relaxed);
         return result;
       });
-  if (error == cudaSuccess) return ncclSuccess;
-  if (is_counted) communicator->num_queued.fetch_sub(1, std::memory_order_relaxed);
-  return refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  if (error != cudaSuccess) communicator->num_queued.fetch_sub(1, std::memory_order_relaxed);
+  return error;
+}
+
+}  // namespace
+
+ncclResult_t enqueue_batch(const CommunicatorRef& communicator, const Batch& batch) {
+  const cudaError_t error = batch.stream->is_capturing() ? record(communicator, batch)
+                                                         : enqueue_once(communicator, batch);
+  return error == cudaSuccess ? ncclSuccess
+                              : refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
 }
 
 }  // namespace cpattn::fake_nccl

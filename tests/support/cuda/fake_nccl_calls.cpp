@@ -47,7 +47,7 @@ std::size_t bytes_of(ncclDataType_t type) {
   return 0;
 }
 
-ncclResult_t check_buffer(const Communicator& communicator, const char* api, const void* buffer,
+ncclResult_t check_buffer(Communicator& communicator, const char* api, const void* buffer,
                           std::size_t bytes) {
   if (bytes == 0) return ncclSuccess;
   const auto allocation = cpattn::fake_cuda::find_allocation(buffer);
@@ -56,6 +56,10 @@ ncclResult_t check_buffer(const Communicator& communicator, const char* api, con
   if (is_device && allocation->device != communicator.device) {
     return refuse(ncclInvalidArgument, api, ": memory of device ", allocation->device,
                   " with a communicator of device ", communicator.device);
+  }
+  if (allocation->is_of_pool && communicator.has_neighbours()) {
+    return refuse(ncclInvalidArgument, api, ": memory of a pool (cudaMallocAsync), which the ",
+                  "devices of other ranks in this process do not see");
   }
   const auto before = static_cast<const std::byte*>(buffer) - allocation->begin;
   if (static_cast<std::size_t>(before) + bytes <= allocation->bytes) return ncclSuccess;
@@ -97,17 +101,17 @@ ncclResult_t append(ncclComm_t handle, const char* api, cudaStream_t stream_hand
   return ncclSuccess;
 }
 
-/// A batch with a new peer of a communicator that does not block is put off until a poll.
+/// A batch of a communicator that does not block is put off until a poll.
 ncclResult_t issue(const Group::Member& member) {
   const CommunicatorRef& communicator = member.communicator;
   std::set<int> peers = communicator->connected;
   for (const Transfer& transfer : member.batch.transfers) peers.insert(transfer.peer);
   const bool is_new = peers.size() > communicator->connected.size();
-  if (!is_new || communicator->is_blocking) {
+  if (communicator->is_blocking) {
     communicator->connected = peers;
     return enqueue_batch(communicator, member.batch);
   }
-  if (member.batch.stream->is_capturing()) {
+  if (is_new && member.batch.stream->is_capturing()) {
     return refuse(ncclInvalidUsage,
                   "a communicator that does not block meets a peer for the "
                   "first time in a capture: warm up first");

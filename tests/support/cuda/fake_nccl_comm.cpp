@@ -49,6 +49,13 @@ void close(ncclComm_t handle, Presence presence) {
   add(counts().communicators, -1);
 }
 
+/// After its end: until no graph is left that has recorded a transfer of it.
+void wait_for_graphs(const Communicator& communicator) {
+  while (communicator.num_recorded.load(std::memory_order_relaxed) > 0) {
+    std::this_thread::sleep_for(kGlance);
+  }
+}
+
 /// Does a job at once, or in a thread of its own while the communicator is in progress.
 template <class Job>
 ncclResult_t start_job(Communicator& owner, bool is_blocking, Job job) {
@@ -171,6 +178,15 @@ ncclResult_t poll(const CommunicatorRef& communicator) {
 
 Communicator::~Communicator() {
   if (job.joinable()) job.join();
+}
+
+bool Communicator::has_neighbours() {
+  const int mine = slot().process.load(std::memory_order_relaxed);
+  for (int other = 0; other < num_ranks; ++other) {
+    const int theirs = segment().ranks[other].process.load(std::memory_order_relaxed);
+    if (other != rank && theirs == mine) return true;
+  }
+  return false;
 }
 
 std::string Communicator::text() {
@@ -305,6 +321,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
     drain(*communicator);
     communicator->is_destroyed.store(true, std::memory_order_relaxed);
     close(handle, Presence::left);
+    wait_for_graphs(*communicator);
     return ncclSuccess;
   });
 }
@@ -318,6 +335,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
     if (error != ncclSuccess) return error;
     communicator->is_aborted.store(true, std::memory_order_relaxed);
     close(handle, Presence::aborted);
+    wait_for_graphs(*communicator);
     return ncclSuccess;
   });
 }

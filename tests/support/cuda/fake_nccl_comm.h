@@ -51,8 +51,9 @@ struct Communicator : fake_cuda::Shared {
   std::atomic<bool> is_aborted{false};
   std::atomic<bool> is_destroyed{false};
   std::atomic<bool> is_finalized{false};
-  std::atomic<std::int64_t> num_queued{0};  ///< batches that streams have not got through
-  std::atomic<bool> is_busy{false};         ///< with a batch
+  std::atomic<std::int64_t> num_queued{0};    ///< batches that streams have not got through
+  std::atomic<bool> is_busy{false};           ///< with a batch
+  std::atomic<std::int64_t> num_recorded{0};  ///< batches in captures and graphs that are not gone
 
   // Of the host's threads, one at a time, as NCCL demands.
   std::set<int> connected;      ///< peers
@@ -62,6 +63,8 @@ struct Communicator : fake_cuda::Shared {
 
   Segment& segment() { return mapping->segment(); }
   RankSlot& slot() { return segment().ranks[rank]; }
+  /// Whether other ranks are of this process, too.
+  bool has_neighbours();
   std::string text();
   void set_text(const std::string& text);
   /// An asynchronous error; the first one stays.
@@ -79,7 +82,7 @@ void wait_for_bell(Communicator& communicator, std::uint32_t seen);
 
 /// On a stream's thread: until all transfers are done, or the communicator is aborted.
 cudaError_t run_batch(Communicator& communicator, const std::vector<Transfer>& transfers);
-/// Puts a batch into its stream.
+/// Puts a batch into its stream, or into the graph that is captured from it.
 ncclResult_t enqueue_batch(const CommunicatorRef& communicator, const Batch& batch);
 
 /// What the segment tells of all ranks, waits until all have come. For a job.
