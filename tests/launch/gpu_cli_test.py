@@ -224,8 +224,41 @@ class CheckGpuTest(ReportCase):
         self.assertRegex(result.stdout, r"passed +tests")
         self.assertRegex(result.stdout, r"FAILED +bench")
 
+    def summary(self):
+        with open(os.path.join(self.folder.name, "summary.txt"), encoding="utf-8") as file:
+            return file.read()
+
+    def check_with(self, device_test, *arguments):
+        """Of a program that stands in for gpu_device_test, and of no other."""
+        path = os.path.join(self.folder.name, "gpu_device_test")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\n{device_test}\n")
+        os.chmod(path, 0o755)
+        return execute(
+            [SCRIPT, f"--backend={DOUBLES}", "--program=/nowhere/cpattn", "--quick",
+             f"--tests={self.folder.name}", f"--out={self.folder.name}", *arguments]
+        )  # fmt: skip
+
+    def test_a_test_that_hangs_takes_no_more_time_than_there_is(self):
+        hangs = "case $* in *list_tests*) printf 'A.\\n  One\\n  Two\\n';; *One) sleep 60;; esac"
+
+        result = self.check_with(hangs, "--seconds=12")
+
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertRegex(self.summary(), r"FAILED +tests")
+        self.assertIn("A.One: status 124", result.stdout)
+
+    def test_what_was_not_run_is_no_success(self):
+        result = self.check_with("echo 'not run: no CUDA driver'; exit 77")
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertRegex(self.summary(), r"not run +tests +- +no CUDA driver")
+        self.assertRegex(self.summary(), r"not run +program")
+        result = self.check_with("", "--tests=/nowhere")
+        self.assertEqual(result.returncode, 3, result.stdout + result.stderr)
+        self.assertIn("nothing was run", result.stderr)
+
     def test_bad_usage(self):
-        for arguments in (["--backend"], ["--nothing"], ["--tests=/x"]):
+        for arguments in (["--backend"], ["--nothing"], ["--tests=/x"], ["--seconds=soon"]):
             self.assertEqual(execute([SCRIPT, *arguments]).returncode, 2)
 
 

@@ -49,6 +49,15 @@ TEST(GpuDevice, BitsDoNotDependOnTheNumberOfRanks) {
   }
 }
 
+// Little enough for compute-sanitizer, and messages only, which it has nothing to say about.
+TEST(GpuDevice, EveryTypeOnOneRankAndOnTwo) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const AttentionCase problem = small_case(dtype, MaskKind::causal);
+    const GpuResults alone = run_on_gpus(problem, 1, GpuExchangeKind::host);
+    EXPECT_TRUE(same(run_on_gpus(problem, 2, GpuExchangeKind::host), alone)) << name_of(dtype);
+  }
+}
+
 // f32 is the CPU's arithmetic, to the bit.
 TEST(GpuDevice, F32HasTheBitsOfTheCpu) {
   const AttentionCase problem = small_case(DType::f32, MaskKind::causal);
