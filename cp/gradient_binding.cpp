@@ -20,11 +20,7 @@ GradientBinding::GradientBinding(const Plan& plan, const GradientPlan& gradient,
 void GradientBinding::bind(std::size_t step, const std::byte* span, std::byte* message) {
   const GradientSchedule& schedule = gradient_.schedule();
   const GradientStep& now = schedule.steps[step];
-  const auto owner = static_cast<std::size_t>(now.kv_owner);
-  const std::vector<OwnedChunk>& arrived = plan_.sharding().shards[owner].kv;
-  kv_blocks_.clear();
-  for (std::size_t j = 0; j < arrived.size(); ++j)
-    kv_blocks_.push_back({span + gradient_.kv_offsets(now.kv_owner)[j], arrived[j].num_tokens});
+  gradient_.ring().bind(now.kv_owner, step, span, kv_blocks_);
   dkv_slots_.clear();
   for (const DkvPlace& there : gradient_.places(step)) dkv_slots_.push_back(place(there, message));
   tasks_.clear();

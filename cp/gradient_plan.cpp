@@ -46,22 +46,18 @@ GradientPlan::GradientPlan(const Plan& plan) {
   lay_out_inputs(plan);
   lay_out_sums(plan);
   count_memory(plan);
-  agreement_lines_ = plan.agreement_lines() + layout_lines(plan, span_bytes_);
+  agreement_lines_ = plan.agreement_lines() + layout_lines(plan, ring_.span_bytes());
 }
 
 void GradientPlan::lay_out_inputs(const Plan& plan) {
   const GradientKernels& kernels = plan.kernels().gradient;
   const KernelProblem facts = plan.kernel_problem();
+  ring_ =
+      RingLayout(plan.sharding(), plan.reach(), plan.rank(), plan.schedule().direction,
+                 [&](std::int64_t num_keys) { return kernels.packed_kv_bytes(facts, num_keys); });
   for (const Shard& shard : plan.sharding().shards) {
-    std::size_t bytes = 0;
-    std::vector<std::size_t> offsets;
-    for (const OwnedChunk& chunk : shard.kv) {
-      offsets.push_back(bytes);
-      bytes += kernels.packed_kv_bytes(facts, chunk.num_tokens);
+    for (const OwnedChunk& chunk : shard.kv)
       limits_.block_keys = std::max(limits_.block_keys, chunk.num_tokens);
-    }
-    kv_offsets_.push_back(std::move(offsets));
-    span_bytes_.push_back(bytes);
     limits_.keys = std::max(limits_.keys, shard.kv_rows);
     limits_.kv_blocks = std::max(limits_.kv_blocks, static_cast<std::int64_t>(shard.kv.size()));
   }
@@ -70,8 +66,6 @@ void GradientPlan::lay_out_inputs(const Plan& plan) {
     query_offsets_.push_back(memory_.queries);
     memory_.queries += kernels.packed_query_bytes(facts, chunk.num_tokens);
   }
-  for (const Step& step : plan.schedule().steps)
-    if (step.send_to >= 0) kv_bytes_sent_ += span_bytes_[static_cast<std::size_t>(step.kv_owner)];
 }
 
 void GradientPlan::lay_out_sums(const Plan& plan) {
@@ -118,7 +112,7 @@ void GradientPlan::lay_out_step(const Plan& plan, const GradientStep& step) {
 
 void GradientPlan::count_memory(const Plan& plan) {
   const GradientKernels& kernels = plan.kernels().gradient;
-  memory_.ring_slots = RingExchange::workspace_bytes(span_bytes_);
+  memory_.ring_slots = RingExchange::workspace_bytes(ring_.bytes());
   memory_.carried_dq = static_cast<std::size_t>(schedule_.num_dq_slots) *
                        kernels.dq_slot_bytes(plan.kernel_problem());
   memory_.messages = DirectExchange::workspace_bytes(max_bytes_out(), max_bytes_in());
@@ -134,7 +128,7 @@ std::size_t GradientPlan::max_bytes_out() const { return largest(bytes_out_); }
 std::size_t GradientPlan::max_bytes_in() const { return largest(bytes_in_); }
 
 std::size_t GradientPlan::bytes_on_wire() const {
-  return std::accumulate(bytes_out_.begin(), bytes_out_.end(), kv_bytes_sent_);
+  return std::accumulate(bytes_out_.begin(), bytes_out_.end(), ring_.bytes_sent());
 }
 
 }  // namespace cpattn

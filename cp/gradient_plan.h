@@ -52,10 +52,7 @@ class GradientPlan {
   GradientSchedule& mutable_schedule() { return schedule_; }
 
   /// As Plan's, in the form the backward computes on.
-  const std::vector<std::size_t>& kv_offsets(int rank) const {
-    return kv_offsets_[static_cast<std::size_t>(rank)];
-  }
-  const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
+  const RingLayout& ring() const { return ring_; }
   /// Of the packed q chunks of this rank.
   const std::vector<std::size_t>& query_offsets() const { return query_offsets_; }
 
@@ -91,15 +88,13 @@ class GradientPlan {
   void count_memory(const Plan& plan);
 
   GradientSchedule schedule_;
-  std::vector<std::vector<std::size_t>> kv_offsets_;
-  std::vector<std::size_t> span_bytes_;
+  RingLayout ring_;
   std::vector<std::size_t> query_offsets_;
   std::vector<std::vector<DkvPlace>> places_;
   std::vector<std::size_t> bytes_out_;
   std::vector<std::size_t> bytes_in_;
   std::vector<std::size_t> dkv_bytes_;
   std::vector<std::size_t> carried_offsets_;
-  std::size_t kv_bytes_sent_ = 0;
   GradientLimits limits_;
   GradientMemory memory_;
   std::string agreement_lines_;

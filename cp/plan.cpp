@@ -156,15 +156,11 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
   kernel_problem_ = {problem_.shape, problem_.dtype,
                      std::min(config_.chunk_tokens, longest_document(problem_.batch)),
                      num_threads_};
+  reach_ = make_reach(problem_.batch, sharding_, config_, schedule_.direction);
+  ring_ = RingLayout(sharding_, reach_, rank_, schedule_.direction, [&](std::int64_t num_keys) {
+    return kernels.packed_kv_bytes(kernel_problem_, num_keys);
+  });
   for (const Shard& shard : sharding_.shards) {
-    std::size_t bytes = 0;
-    std::vector<std::size_t> offsets;
-    for (const OwnedChunk& chunk : shard.kv) {
-      offsets.push_back(bytes);
-      bytes += kernels.packed_kv_bytes(kernel_problem_, chunk.num_tokens);
-    }
-    kv_offsets_.push_back(std::move(offsets));
-    span_bytes_.push_back(bytes);
     limits_.keys = std::max(limits_.keys, shard.kv_rows);
     limits_.blocks = std::max(limits_.blocks, static_cast<std::int64_t>(shard.kv.size()));
   }
@@ -184,7 +180,7 @@ MemoryPlan Plan::memory() const {
   memory.outputs =
       bytes(shard().q_rows, shape.num_heads * shape.value_dim, size_of(problem_.out_dtype)) +
       bytes(shard().q_rows, shape.num_heads, sizeof(float));
-  memory.ring_slots = RingExchange::workspace_bytes(span_bytes_);
+  memory.ring_slots = RingExchange::workspace_bytes(ring_.bytes());
   memory.carried =
       static_cast<std::size_t>(schedule_.num_carried_slots) * kernels_->carried_slot_bytes(facts);
   memory.workspace = kernels_->workspace_bytes(facts, limits_);
@@ -193,14 +189,6 @@ MemoryPlan Plan::memory() const {
       StepBinding(*this).make_images([&](std::size_t) { return &anywhere; }));
   if (kernels_->device != DeviceKind::cpu) memory.maxima = bytes(1, shape.num_heads, sizeof(float));
   return memory;
-}
-
-std::size_t Plan::bytes_on_wire() const {
-  std::size_t bytes = 0;
-  for (const Step& step : schedule_.steps) {
-    if (step.send_to >= 0) bytes += span_bytes_[static_cast<std::size_t>(step.kv_owner)];
-  }
-  return bytes;
 }
 
 std::string Plan::guarantee() const {

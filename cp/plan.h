@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cp/config.h"
+#include "cp/ring_layout.h"
 #include "cp/schedule.h"
 #include "cp/sharding.h"
 #include "kernels/kernel_table.h"
@@ -68,16 +69,13 @@ class Plan {
   const KernelProblem& kernel_problem() const { return kernel_problem_; }
   int num_threads() const { return num_threads_; }
 
-  /// Offsets of rank r's packed kv chunks in its span, one per Shard::kv entry; and the span's
-  /// size.
-  const std::vector<std::size_t>& kv_offsets(int rank) const {
-    return kv_offsets_[static_cast<std::size_t>(rank)];
-  }
-  const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
+  /// How far each kv chunk travels, and where it lies on the way.
+  const Reach& reach() const { return reach_; }
+  const RingLayout& ring() const { return ring_; }
   const StepLimits& limits() const { return limits_; }
 
   MemoryPlan memory() const;
-  std::size_t bytes_on_wire() const;  ///< payload bytes this rank sends
+  std::size_t bytes_on_wire() const { return ring_.bytes_sent(); }  ///< payload this rank sends
 
   /// kBitwise, or why not.
   std::string guarantee() const;
@@ -96,8 +94,8 @@ class Plan {
   KernelProblem kernel_problem_;
   Sharding sharding_;
   Schedule schedule_;
-  std::vector<std::vector<std::size_t>> kv_offsets_;
-  std::vector<std::size_t> span_bytes_;
+  Reach reach_;
+  RingLayout ring_;
   StepLimits limits_;
 };
 

@@ -35,10 +35,10 @@ std::string problems_with(const Plan& plan, const ForwardTensors& tensors, const
 RingAttention::RingAttention(const Plan& plan, ShardTransport& transport)
     : plan_(plan),
       transport_(agreed(plan, plan.agreement_lines(), transport)),
-      exchange_(transport, plan.span_bytes(), ring_options(plan)),
+      exchange_(transport, plan.ring().bytes(), ring_options(plan)),
       carried_(transport.device().allocate(plan.memory().carried)),
       workspace_(transport.device().allocate(plan.memory().workspace)),
-      own_chunks_(pack_chunks(plan.shard().kv, plan.kv_offsets(plan.rank()))),
+      own_chunks_(pack_chunks(plan.shard().kv, plan.ring().offsets(plan.rank()))),
       binding_(plan),
       images_(binding_.make_images(
                   [this](std::size_t step) { return exchange_.at_step(static_cast<int>(step)); }),

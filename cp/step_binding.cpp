@@ -9,12 +9,7 @@ StepBinding::StepBinding(const Plan& plan) : plan_(plan) {
 
 void StepBinding::bind(std::size_t step, const std::byte* span) {
   const Step& now = plan_.schedule().steps[step];
-  const auto owner = static_cast<std::size_t>(now.kv_owner);
-  const std::vector<OwnedChunk>& arrived = plan_.sharding().shards[owner].kv;
-  const std::vector<std::size_t>& offsets = plan_.kv_offsets(now.kv_owner);
-  kv_blocks_.clear();
-  for (std::size_t i = 0; i < arrived.size(); ++i)
-    kv_blocks_.push_back({span + offsets[i], arrived[i].num_tokens});
+  plan_.ring().bind(now.kv_owner, step, span, kv_blocks_);
   programs_.clear();
   const std::span<const StateOp> ops(plan_.schedule().ops);
   for (const ChunkProgram& program : now.programs) {

@@ -141,14 +141,15 @@ class RingCase {
       if (samples_[i].problem.pass != BenchPass::backward)
         seconds += forward_transfer(attention.plan());
       if (attention.gradient_plan() != nullptr)
-        seconds += backward_transfer(*attention.gradient_plan());
+        seconds += backward_transfer(attention.plan(), *attention.gradient_plan());
       samples_[i].transfer_seconds.push_back(seconds);
     }
   }
 
   // The hops of one forward with nothing to hide behind.
   double forward_transfer(const Plan& plan) {
-    RingExchange ring(comm_, plan.span_bytes(), {.timeout = timeout_});
+    RingExchange ring(comm_, plan.ring().bytes(),
+                      {.direction = plan.schedule().direction, .timeout = timeout_});
     return slowest([&] {
       for (int hop = 0; hop < comm_.size() - 1; ++hop) {
         ring.post();
@@ -158,8 +159,9 @@ class RingCase {
   }
 
   // Likewise, in the order of RingGradient::backward().
-  double backward_transfer(const GradientPlan& gradient) {
-    RingExchange ring(comm_, gradient.span_bytes(), {.timeout = timeout_});
+  double backward_transfer(const Plan& plan, const GradientPlan& gradient) {
+    RingExchange ring(comm_, gradient.ring().bytes(),
+                      {.direction = plan.schedule().direction, .timeout = timeout_});
     DirectExchange pieces(comm_, gradient.max_bytes_out(), gradient.max_bytes_in(),
                           {.timeout = timeout_});
     const std::vector<GradientStep>& steps = gradient.schedule().steps;

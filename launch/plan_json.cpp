@@ -121,7 +121,7 @@ Json step_json(const Plan& plan, std::size_t index) {
   Json json{{"step", index}, {"kv_owner", step.kv_owner}};
   json["send_to"] = step.send_to >= 0 ? Json(step.send_to) : Json(nullptr);
   json["receive_from"] = step.receive_from >= 0 ? Json(step.receive_from) : Json(nullptr);
-  json["bytes_sent"] = step.send_to >= 0 ? plan.span_bytes()[owner] : 0;
+  json["bytes_sent"] = plan.ring().bytes().passed_on[index];
   json["programs"] = Json::array();
   for (const ChunkProgram& program : step.programs) {
     Json ops = Json::array();

@@ -24,7 +24,7 @@ RankSummary summarize_rank(const Plan& plan) {
     if (op.kind == StateOpKind::block || op.kind == StateOpKind::accumulate) ++summary.num_blocks;
   }
   summary.bytes_on_wire = plan.bytes_on_wire();
-  summary.packed_kv = plan.span_bytes()[static_cast<std::size_t>(plan.rank())];
+  summary.packed_kv = plan.ring().span_bytes()[static_cast<std::size_t>(plan.rank())];
   summary.memory = plan.memory();
   return summary;
 }

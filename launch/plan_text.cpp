@@ -228,9 +228,13 @@ std::string step_text(const Plan& plan, std::size_t index, Covers& covers) {
   const Shard& kv_shard = plan.sharding().shards[static_cast<std::size_t>(step.kv_owner)];
   std::string text = fmt::format("  step {}: kv of rank {}", index, step.kv_owner);
   if (step.send_to >= 0) {
-    text += fmt::format("; sends it to rank {} ({}), receives from rank {}", step.send_to,
-                        bytes_text(plan.span_bytes()[static_cast<std::size_t>(step.kv_owner)]),
-                        step.receive_from);
+    const std::size_t held = plan.ring().bytes().held[index];
+    const std::size_t passed_on = plan.ring().bytes().passed_on[index];
+    const std::string what = passed_on == 0      ? "none of it"
+                             : passed_on == held ? "it"
+                                                 : "some of it";
+    text += fmt::format("; sends {} to rank {} ({}), receives from rank {}", what, step.send_to,
+                        bytes_text(passed_on), step.receive_from);
   }
   text += "\n";
   for (const ChunkProgram& program : step.programs) {

@@ -10,22 +10,50 @@ namespace {
 
 int modulo(int value, int size) { return ((value % size) + size) % size; }
 
+std::size_t slot_bytes(const RingBytes& bytes) {
+  return bytes.held.empty() ? 0 : *std::max_element(bytes.held.begin(), bytes.held.end());
+}
+
+RingBytes checked_whole_spans(const Communicator& comm, std::span<const std::size_t> span_bytes,
+                              int direction) {
+  require(span_bytes.size() == static_cast<std::size_t>(comm.size()), "rank ", comm.rank(),
+          ": ring exchange: ", span_bytes.size(), " span sizes for ", comm.size(), " ranks");
+  return whole_spans(span_bytes, comm.rank(), direction);
+}
+
 }  // namespace
 
-RingExchange::RingExchange(ShardTransport& transport, std::vector<std::size_t> span_bytes,
+RingBytes whole_spans(std::span<const std::size_t> span_bytes, int rank, int direction) {
+  const int world_size = static_cast<int>(span_bytes.size());
+  RingBytes bytes;
+  for (int step = 0; step < world_size; ++step) {
+    const auto owner = static_cast<std::size_t>(modulo(rank - step * direction, world_size));
+    bytes.held.push_back(span_bytes[owner]);
+    bytes.passed_on.push_back(step + 1 < world_size ? span_bytes[owner] : 0);
+  }
+  return bytes;
+}
+
+RingExchange::RingExchange(ShardTransport& transport, const std::vector<std::size_t>& span_bytes,
                            const RingOptions& options)
+    : RingExchange(transport,
+                   checked_whole_spans(transport.control(), span_bytes, options.direction),
+                   options) {}
+
+RingExchange::RingExchange(ShardTransport& transport, RingBytes bytes, const RingOptions& options)
     : comm_(transport.control()),
-      span_bytes_(std::move(span_bytes)),
+      bytes_(std::move(bytes)),
       options_(options),
       hop_(transport.make_transfer(
           ExchangeKind::ring, {options.timeout, options.verify_checksum, options.delay_seed})) {
-  require(span_bytes_.size() == static_cast<std::size_t>(comm_.size()), "rank ", comm_.rank(),
-          ": ring exchange: ", span_bytes_.size(), " span sizes for ", comm_.size(), " ranks");
+  const auto steps = static_cast<std::size_t>(comm_.size());
+  require(bytes_.held.size() == steps && bytes_.passed_on.size() == steps, "rank ", comm_.rank(),
+          ": ring exchange: sizes of ", bytes_.held.size(), " and ", bytes_.passed_on.size(),
+          " steps for ", comm_.size(), " ranks");
   require(options.direction == 1 || options.direction == -1, "rank ", comm_.rank(),
           ": ring exchange: direction ", options.direction, ", expected 1 or -1");
-  const std::size_t slot_bytes = *std::max_element(span_bytes_.begin(), span_bytes_.end());
-  slots_[0] = transport.device().allocate(slot_bytes);
-  if (comm_.size() > 1) slots_[1] = transport.device().allocate(slot_bytes);
+  slots_[0] = transport.device().allocate(slot_bytes(bytes_));
+  if (comm_.size() > 1) slots_[1] = transport.device().allocate(slot_bytes(bytes_));
 }
 
 RingExchange::~RingExchange() {
@@ -35,10 +63,8 @@ RingExchange::~RingExchange() {
   comm_.keep_until_end(std::move(slots_[1]));
 }
 
-std::size_t RingExchange::workspace_bytes(std::span<const std::size_t> span_bytes) {
-  if (span_bytes.empty()) return 0;
-  const std::size_t largest = *std::max_element(span_bytes.begin(), span_bytes.end());
-  return span_bytes.size() == 1 ? largest : 2 * largest;
+std::size_t RingExchange::workspace_bytes(const RingBytes& bytes) {
+  return bytes.held.size() <= 1 ? slot_bytes(bytes) : 2 * slot_bytes(bytes);
 }
 
 void RingExchange::reset() {
@@ -51,7 +77,7 @@ void RingExchange::reset() {
 
 std::span<std::byte> RingExchange::own() {
   invariant(step_ == 0 && !hop_->is_active(), place(), "own() is writable at step 0 before post()");
-  return slots_[current_slot_].bytes().first(span_bytes_[comm_.rank()]);
+  return slots_[current_slot_].bytes().first(bytes_.held[0]);
 }
 
 int RingExchange::step() const { return step_; }
@@ -63,7 +89,7 @@ int RingExchange::owner_at(int step) const {
 int RingExchange::current_owner() const { return owner_at(step_); }
 
 std::span<const std::byte> RingExchange::current() const {
-  return slots_[current_slot_].bytes().first(span_bytes_[current_owner()]);
+  return slots_[current_slot_].bytes().first(bytes_.held[static_cast<std::size_t>(step_)]);
 }
 
 const RingStats& RingExchange::stats() const { return hop_->stats(); }
@@ -75,15 +101,17 @@ void RingExchange::post(Stream stream) {
   if (step_ == last_step()) return;
   invariant(!hop_->is_active(), place(), "post() twice without wait()");
 
-  const int next_owner = owner_at(step_ + 1);
+  const auto now = static_cast<std::size_t>(step_);
+  const std::span<const std::byte> out = current().first(bytes_.passed_on[now]);
+  if (out.size() < current().size()) current_checksum_.reset();  // it is of more than that
   hop_->start({.step = step_,
                .to = modulo(comm_.rank() + options_.direction, comm_.size()),
                .subject_out = current_owner(),
-               .out = current(),
+               .out = out,
                .checksum_out = current_checksum_,
                .from = modulo(comm_.rank() - options_.direction, comm_.size()),
-               .subject_in = next_owner,
-               .in = slots_[1 - current_slot_].bytes().first(span_bytes_[next_owner])},
+               .subject_in = owner_at(step_ + 1),
+               .in = slots_[1 - current_slot_].bytes().first(bytes_.held[now + 1])},
               stream);
 }
 

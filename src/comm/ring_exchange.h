@@ -1,9 +1,10 @@
 // RingExchange: rotates one byte span per rank around the ring with two slots: post, poll, wait.
 //
 // Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod
-// P. post() starts sending it to the next rank while the previous rank's span arrives in the other
-// slot; wait() ends the hop and swaps the slots. After P-1 hops everyone has seen every span;
-// post() and wait() at the last step do nothing, nor is anything ever posted when P = 1. A span is
+// P. post() starts sending it, or as much of its beginning as anybody further on wants, to the next
+// rank while the previous rank's span arrives in the other slot; wait() ends the hop and swaps the
+// slots. After P-1 hops everyone has seen every span; post() and wait() at the last step do
+// nothing, nor is anything ever posted when P = 1. A span is
 // received into a slot only after that slot's own send was seen complete, so nothing in flight is
 // written. A hop is a Transfer (transfer.h). After a CommError the exchange throws it again on
 // every further post() or wait().
@@ -30,12 +31,24 @@ struct RingOptions {
       0;  ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
 };
 
+/// What one rank holds and passes on in one pass, by step.
+struct RingBytes {
+  std::vector<std::size_t> held;       ///< of the span worked on; at step 0 this rank's own
+  std::vector<std::size_t> passed_on;  ///< of that span, from its start; 0 at the last step
+};
+
+/// Every span goes whole to every rank. `span_bytes[r]` is the size of rank r's.
+RingBytes whole_spans(std::span<const std::size_t> span_bytes, int rank, int direction);
+
 using RingStats = TransferStats;
 
 class RingExchange {
  public:
-  /// `span_bytes[r]` is the size of rank r's span; the same on every rank. Allocates both slots.
-  RingExchange(ShardTransport& transport, std::vector<std::size_t> span_bytes,
+  /// What this rank passes on at a step is what the next one holds at the step after it. Allocates
+  /// both slots.
+  RingExchange(ShardTransport& transport, RingBytes bytes, const RingOptions& options);
+  /// whole_spans().
+  RingExchange(ShardTransport& transport, const std::vector<std::size_t>& span_bytes,
                const RingOptions& options);
   RingExchange(const RingExchange&) = delete;
   RingExchange& operator=(const RingExchange&) = delete;
@@ -68,8 +81,8 @@ class RingExchange {
 
   const RingStats& stats() const;
 
-  /// Bytes both slots take for these sizes; what a plan accounts.
-  static std::size_t workspace_bytes(std::span<const std::size_t> span_bytes);
+  /// Bytes both slots take; what a plan accounts.
+  static std::size_t workspace_bytes(const RingBytes& bytes);
 
  private:
   int last_step() const { return comm_.size() - 1; }
@@ -77,7 +90,7 @@ class RingExchange {
   TransferPlace place() const;
 
   Communicator& comm_;
-  std::vector<std::size_t> span_bytes_;
+  RingBytes bytes_;
   RingOptions options_;
   Buffer slots_[2];
   int current_slot_ = 0;

@@ -94,35 +94,23 @@ TEST(Plan, SpansHoldTheOwnersChunksWithoutOverlap) {
   for (const int world_size : {1, 2, 3, 8})
     for (int rank = 0; rank < world_size; ++rank) {
       const Plan plan(problem, small_config(), default_kernels(), rank, world_size);
-      ASSERT_EQ(plan.span_bytes().size(), static_cast<std::size_t>(world_size));
       for (int owner = 0; owner < world_size; ++owner) {
         const auto& chunks = plan.sharding().shards[static_cast<std::size_t>(owner)].kv;
-        const auto& offsets = plan.kv_offsets(owner);
-        ASSERT_EQ(offsets.size(), chunks.size());
-        std::size_t end = 0;
+        const auto& placed = plan.ring().chunks(owner);
+        ASSERT_EQ(placed.size(), chunks.size());
+        std::size_t bytes = 0;
         std::int64_t keys = 0;
         for (std::size_t i = 0; i < chunks.size(); ++i) {
-          EXPECT_EQ(offsets[i] % 64, 0u);
-          EXPECT_GE(offsets[i], end);
-          end = offsets[i] +
-                plan.kernels().packed_kv_bytes(plan.kernel_problem(), chunks[i].num_tokens);
+          EXPECT_EQ(placed[i].offset % 64, 0u);
+          EXPECT_EQ(placed[i].num_keys, chunks[i].num_tokens);
+          bytes += plan.kernels().packed_kv_bytes(plan.kernel_problem(), chunks[i].num_tokens);
           keys += chunks[i].num_tokens;
         }
-        EXPECT_GE(plan.span_bytes()[static_cast<std::size_t>(owner)], end);
+        EXPECT_EQ(plan.ring().span_bytes()[static_cast<std::size_t>(owner)], bytes);
         EXPECT_GE(plan.limits().keys, keys);
         EXPECT_GE(plan.limits().blocks, static_cast<std::int64_t>(chunks.size()));
       }
-    }
-}
-
-TEST(Plan, BytesOnTheWireAreTheSpansThatLeave) {
-  for (const int world_size : {1, 2, 3, 8})
-    for (int rank = 0; rank < world_size; ++rank) {
-      const Plan plan(small_problem(), small_config(), default_kernels(), rank, world_size);
-      std::size_t bytes = 0;
-      for (const Step& step : plan.schedule().steps)
-        if (step.send_to >= 0) bytes += plan.span_bytes()[static_cast<std::size_t>(step.kv_owner)];
-      EXPECT_EQ(plan.bytes_on_wire(), bytes);
+      EXPECT_EQ(plan.memory().ring_slots, RingExchange::workspace_bytes(plan.ring().bytes()));
     }
 }
 

@@ -5,9 +5,9 @@
 #include <set>
 #include <vector>
 
+#include "src/comm/forwarding_comm.h"
 #include "src/comm/ring_exchange.h"
 #include "tests/src/comm_world.h"
-#include "src/comm/forwarding_comm.h"
 
 namespace cpattn {
 
@@ -66,6 +66,43 @@ TEST_P(RingContract, EveryRankSeesEverySpanInBothDirections) {
     run([&](Communicator& comm) {
       expect_ring_delivers(comm, unequal_sizes(size()),
                            {.direction = direction, .verify_checksum = true}, 3);
+    });
+  }
+}
+
+// Rank r's span is wanted whole one hop on, and after that a third less at each.
+TEST_P(RingContract, WhatIsPassedOnIsTheBeginningOfWhatCame) {
+  const auto left_after = [](int owner, int hops) {
+    std::size_t bytes = unequal_sizes(8)[static_cast<std::size_t>(owner)];
+    for (int hop = 1; hop < hops; ++hop) bytes = bytes * 2 / 3;
+    return bytes;
+  };
+  for (const int direction : {1, -1}) {
+    run([&](Communicator& comm) {
+      RingBytes bytes;
+      for (int step = 0; step < size(); ++step) {
+        const int owner = (comm.rank() - step * direction + size() * size()) % size();
+        bytes.held.push_back(left_after(owner, step));
+        bytes.passed_on.push_back(step + 1 < size() ? left_after(owner, step + 1) : 0);
+      }
+      RingExchange exchange(comm, bytes,
+                            {.direction = direction, .verify_checksum = true, .delay_seed = 3});
+      for (int round = 0; round < 2; ++round) {
+        if (round > 0) exchange.reset();
+        const auto mine = pattern(comm.rank(), round, bytes.held[0]);
+        std::copy(mine.begin(), mine.end(), exchange.own().begin());
+        std::size_t passed_on = exchange.stats().bytes_sent;
+        for (std::size_t step = 0; step < bytes.held.size(); ++step) {
+          const int owner = exchange.current_owner();
+          auto expected = pattern(owner, round, left_after(owner, 0));
+          expected.resize(bytes.held[step]);
+          exchange.post();
+          EXPECT_TRUE(equals(exchange.current(), expected)) << "step " << step;
+          exchange.wait();
+          passed_on += bytes.passed_on[step];
+        }
+        EXPECT_EQ(exchange.stats().bytes_sent, passed_on);
+      }
     });
   }
 }

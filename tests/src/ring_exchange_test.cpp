@@ -305,10 +305,33 @@ TEST(RingExchange, OneRankPostsNothing) {
   });
 }
 
-TEST(RingExchange, WorkspaceIsTwoSlotsOfTheLargestSpan) {
+TEST(RingExchange, WorkspaceIsTwoSlotsOfTheMostThatIsHeld) {
   const std::vector<std::size_t> one{100}, three{5, 70, 0};
-  EXPECT_EQ(RingExchange::workspace_bytes(one), 100u);
-  EXPECT_EQ(RingExchange::workspace_bytes(three), 140u);
+  EXPECT_EQ(RingExchange::workspace_bytes(whole_spans(one, 0, 1)), 100u);
+  EXPECT_EQ(RingExchange::workspace_bytes(whole_spans(three, 2, 1)), 140u);
+  EXPECT_EQ(RingExchange::workspace_bytes({.held = {5, 0, 2}, .passed_on = {5, 0, 0}}), 10u);
+}
+
+TEST(RingExchange, WholeSpansFollowTheRing) {
+  const std::vector<std::size_t> sizes{5, 70, 9};
+  const RingBytes forwards = whole_spans(sizes, 2, 1), backwards = whole_spans(sizes, 2, -1);
+  EXPECT_EQ(forwards.held, (std::vector<std::size_t>{9, 70, 5}));
+  EXPECT_EQ(forwards.passed_on, (std::vector<std::size_t>{9, 70, 0}));
+  EXPECT_EQ(backwards.held, (std::vector<std::size_t>{9, 5, 70}));
+  EXPECT_EQ(backwards.passed_on, (std::vector<std::size_t>{9, 5, 0}));
+}
+
+TEST(RingExchange, SizesOfOtherWorldsAreRefused) {
+  LoopbackWorld world(2);
+  world.run([](Communicator& comm) {
+    const std::string place = "rank " + std::to_string(comm.rank()) + ": ring exchange: ";
+    const auto text = [&](const auto& sizes) {
+      return text_thrown_by<InvalidArgument>([&] { RingExchange(comm, sizes, {}); });
+    };
+    EXPECT_EQ(text(std::vector<std::size_t>{1, 2, 3}), place + "3 span sizes for 2 ranks");
+    EXPECT_EQ(text(RingBytes{.held = {1, 2}, .passed_on = {1}}),
+              place + "sizes of 2 and 1 steps for 2 ranks");
+  });
 }
 
 }  // namespace
