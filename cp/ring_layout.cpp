@@ -61,8 +61,8 @@ std::vector<OwnersChunk> find_chunks(const Sharding& sharding) {
   return chunks;
 }
 
-/// Hops from the owner to the last of `ranks` on the way round the ring, which is the one closest to
-/// the owner from behind.
+/// Hops from the owner to the last of `ranks` on the way round the ring: the one closest to the
+/// owner from behind.
 int hops_to_last(const std::set<int>& ranks, int owner, int direction, int world_size) {
   if (ranks.empty()) return 0;
   int last = 0;

@@ -192,7 +192,12 @@ class Builder {
 
 }  // namespace
 
-int ring_direction(const CpConfig& config) { return config.shuffle_arrival % 2 == 0 ? 1 : -1; }
+int ring_direction(const CpConfig& config) {
+  const bool is_turned = config.shuffle_arrival % 2 != 0;
+  const bool is_seen_before =
+      config.mask == MaskKind::causal && config.sharding != ShardingKind::contiguous;
+  return is_seen_before != is_turned ? -1 : 1;
+}
 
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
                        int rank) {

@@ -37,7 +37,10 @@ struct Schedule {
   int direction = 1;          ///< +1: spans travel to rank + 1
 };
 
-/// The ring's direction: +1 unless shuffled.
+/// The ring's direction: the one in which kv chunks get where they are seen on the shorter way;
+/// shuffled, the other one. +1: under a causal mask a contiguous shard is seen by the ranks after
+/// its own. -1: of pairs of runs (zigzag, dual_chunk) the early one is seen by all ranks, the late
+/// one by those before its own. Without a mask it makes no difference: +1.
 int ring_direction(const CpConfig& config);
 
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,

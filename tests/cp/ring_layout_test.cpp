@@ -143,13 +143,18 @@ TEST(RingLayout, ChunksThatAreHereLieApartWithinWhatIsHeld) {
   });
 }
 
-std::size_t bytes_of_all(const SequenceBatch& batch, const CpConfig& config, int world_size) {
+std::size_t bytes_of_all(const SequenceBatch& batch, const CpConfig& config, int world_size,
+                         int direction) {
   const Sharding sharding = make_sharding(batch, config, world_size);
-  const Reach reach = make_reach(batch, sharding, config, 1);
+  const Reach reach = make_reach(batch, sharding, config, direction);
   std::size_t bytes = 0;
   for (int rank = 0; rank < world_size; ++rank)
-    bytes += RingLayout(sharding, reach, rank, 1, packed_bytes).bytes_sent();
+    bytes += RingLayout(sharding, reach, rank, direction, packed_bytes).bytes_sent();
   return bytes;
+}
+
+std::size_t bytes_of_all(const SequenceBatch& batch, const CpConfig& config, int world_size) {
+  return bytes_of_all(batch, config, world_size, ring_direction(config));
 }
 
 TEST(RingLayout, NothingTravelsForNobody) {
@@ -159,11 +164,28 @@ TEST(RingLayout, NothingTravelsForNobody) {
   // Rank r of four goes to the 3 - r ranks after it.
   const CpConfig causal = config_of(ShardingKind::contiguous, MaskKind::causal);
   EXPECT_EQ(bytes_of_all(batch_of_one(96, 96), causal, 4), packed_bytes(24) * (3 + 2 + 1));
+  // The early run of every rank goes to all others, the late one to the ranks before it.
+  const CpConfig zigzag = config_of(ShardingKind::zigzag, MaskKind::causal, 4);
+  EXPECT_EQ(bytes_of_all(batch_of_one(96, 96), zigzag, 4),
+            packed_bytes(12) * (4 * 3 + (0 + 1 + 2 + 3)));
   // Each document is on one rank.
   for (const ShardingKind kind : {ShardingKind::contiguous, ShardingKind::zigzag}) {
     const CpConfig config = config_of(kind, MaskKind::causal);
     EXPECT_EQ(bytes_of_all(pack(std::vector<std::int64_t>(12, 8)), config, 4), 0u);
   }
+}
+
+TEST(RingLayout, TheRingTurnsWhereFewerBytesTravel) {
+  for (const auto kind : {ShardingKind::contiguous, ShardingKind::zigzag, ShardingKind::dual_chunk})
+    for (const auto mask : {MaskKind::full, MaskKind::causal})
+      for (const int world_size : {2, 3, 4, 8}) {
+        const CpConfig config = config_of(kind, mask, 4);
+        const SequenceBatch batch = batch_of_one(48 * world_size, 48 * world_size);
+        const int direction = ring_direction(config);
+        EXPECT_LE(bytes_of_all(batch, config, world_size, direction),
+                  bytes_of_all(batch, config, world_size, -direction))
+            << name_of(kind) << ' ' << name_of(mask) << ' ' << world_size << " ranks";
+      }
 }
 
 }  // namespace
