@@ -41,8 +41,8 @@ std::string layout_lines(const Plan& plan, const std::vector<std::size_t>& span_
 GradientPlan::GradientPlan(const Plan& plan) {
   require<Unsupported>(plan.kernels().gradient.backward != nullptr, "kernels ", plan.kernels().name,
                        " have no backward");
-  schedule_ =
-      make_gradient_schedule(plan.problem().batch, plan.sharding(), plan.config(), plan.rank());
+  schedule_ = make_gradient_schedule(plan.problem().batch, plan.sharding(), plan.config(),
+                                     plan.rank(), num_ring_steps(plan.reach()));
   lay_out_inputs(plan);
   lay_out_sums(plan);
   count_memory(plan);

@@ -141,12 +141,14 @@ struct KvChunk {
 
 class Builder {
  public:
-  Builder(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank)
+  Builder(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank,
+          int num_steps)
       : batch_(batch),
         sharding_(sharding),
         config_(config),
         rank_(rank),
         world_size_(static_cast<int>(sharding.shards.size())),
+        num_steps_(num_steps),
         direction_(ring_direction(config)) {
     for (const OwnedChunk& q : own().q) {
       const std::int64_t visible =
@@ -164,7 +166,7 @@ class Builder {
   GradientSchedule build() {
     for (std::size_t q = 0; q < q_chunks_.size(); ++q)
       if (q_chunks_[q].num_visible == 0) result_.unseeing_q.push_back(narrow<std::int32_t>(q));
-    for (int t = 0; t < world_size_; ++t) add_step(t);
+    for (int t = 0; t < num_steps_; ++t) add_step(t);
     result_.num_dq_slots = dq_slots_.size();
     for (const KvChunk& kv : kv_chunks_) result_.carried_dkv.push_back(kv.slots.size());
     return std::move(result_);
@@ -378,6 +380,7 @@ class Builder {
   const CpConfig& config_;
   int rank_;
   int world_size_;
+  int num_steps_;
   int direction_;
   GradientSchedule result_;
   std::vector<QueryChunk> q_chunks_;
@@ -388,8 +391,8 @@ class Builder {
 }  // namespace
 
 GradientSchedule make_gradient_schedule(const SequenceBatch& batch, const Sharding& sharding,
-                                        const CpConfig& config, int rank) {
-  return Builder(batch, sharding, config, rank).build();
+                                        const CpConfig& config, int rank, int num_steps) {
+  return Builder(batch, sharding, config, rank, num_steps).build();
 }
 
 }  // namespace cpattn

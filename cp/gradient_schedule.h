@@ -82,7 +82,8 @@ struct GradientSchedule {
   std::vector<std::int32_t> unseeing_q;   ///< own q chunks that see no key: dq = 0
 };
 
+/// `num_steps` as make_schedule() has it.
 GradientSchedule make_gradient_schedule(const SequenceBatch& batch, const Sharding& sharding,
-                                        const CpConfig& config, int rank);
+                                        const CpConfig& config, int rank, int num_steps);
 
 }  // namespace cpattn

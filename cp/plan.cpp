@@ -152,11 +152,11 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
                      ? kernels.num_workers
                      : static_cast<int>(std::max<std::int64_t>(config.threads, 1));
   sharding_ = make_sharding(problem_.batch, config_, world_size_);
-  schedule_ = make_schedule(problem_.batch, sharding_, config_, rank_);
+  reach_ = make_reach(problem_.batch, sharding_, config_, ring_direction(config_));
+  schedule_ = make_schedule(problem_.batch, sharding_, config_, rank_, num_ring_steps(reach_));
   kernel_problem_ = {problem_.shape, problem_.dtype,
                      std::min(config_.chunk_tokens, longest_document(problem_.batch)),
                      num_threads_};
-  reach_ = make_reach(problem_.batch, sharding_, config_, schedule_.direction);
   ring_ = RingLayout(sharding_, reach_, rank_, schedule_.direction, [&](std::int64_t num_keys) {
     return kernels.packed_kv_bytes(kernel_problem_, num_keys);
   });

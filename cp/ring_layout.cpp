@@ -101,11 +101,19 @@ Reach make_reach(const SequenceBatch& batch, const Sharding& sharding, const CpC
   return reach;
 }
 
+int num_ring_steps(const Reach& reach) {
+  std::int32_t longest = 0;
+  for (const std::vector<std::int32_t>& of_owner : reach)
+    for (const std::int32_t hops : of_owner) longest = std::max(longest, hops);
+  return longest + 1;
+}
+
 RingLayout::RingLayout(const Sharding& sharding, const Reach& reach, int rank, int direction,
                        const std::function<std::size_t(std::int64_t num_keys)>& packed_bytes) {
   const int world_size = static_cast<int>(sharding.shards.size());
-  bytes_.held.resize(sharding.shards.size());
-  bytes_.passed_on.resize(sharding.shards.size());
+  const auto num_steps = static_cast<std::size_t>(num_ring_steps(reach));
+  bytes_.held.resize(num_steps);
+  bytes_.passed_on.resize(num_steps);
   for (std::size_t owner = 0; owner < sharding.shards.size(); ++owner) {
     const std::vector<OwnedChunk>& chunks = sharding.shards[owner].kv;
     const std::vector<std::int32_t>& hops = reach[owner];

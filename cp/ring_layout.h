@@ -23,6 +23,9 @@ using Reach = std::vector<std::vector<std::int32_t>>;
 Reach make_reach(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
                  int direction);
 
+/// Steps after which nobody sees anything more: 1 + the longest reach, P at most.
+int num_ring_steps(const Reach& reach);
+
 /// A packed kv chunk within its owner's span.
 struct PlacedChunk {
   std::size_t offset = 0;
@@ -45,7 +48,7 @@ class RingLayout {
   std::vector<std::size_t> offsets(int owner) const;
   /// Of an owner's whole span, by owner.
   const std::vector<std::size_t>& span_bytes() const { return span_bytes_; }
-  /// What this rank holds and passes on.
+  /// What this rank holds and passes on, in num_ring_steps().
   const RingBytes& bytes() const { return bytes_; }
   /// Payload bytes this rank sends in one pass.
   std::size_t bytes_sent() const;

@@ -33,17 +33,18 @@ struct DraftOp {
 
 class Builder {
  public:
-  Builder(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank)
+  Builder(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config, int rank,
+          int num_steps)
       : sharding_(sharding), config_(config), rank_(rank) {
     const int world_size = static_cast<int>(sharding.shards.size());
     schedule_.direction = ring_direction(config);
     const auto at = [&](int offset) {
       return ((rank + offset) % world_size + world_size) % world_size;
     };
-    for (int t = 0; t < world_size; ++t) {
+    for (int t = 0; t < num_steps; ++t) {
       Step step;
       step.kv_owner = at(-t * schedule_.direction);
-      if (t + 1 < world_size) {
+      if (t + 1 < num_steps) {
         step.send_to = at(schedule_.direction);
         step.receive_from = at(-schedule_.direction);
       }
@@ -200,8 +201,8 @@ int ring_direction(const CpConfig& config) {
 }
 
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
-                       int rank) {
-  return Builder(batch, sharding, config, rank).build();
+                       int rank, int num_steps) {
+  return Builder(batch, sharding, config, rank, num_steps).build();
 }
 
 }  // namespace cpattn

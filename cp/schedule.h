@@ -23,14 +23,14 @@ struct ChunkProgram {
 
 struct Step {
   int kv_owner = 0;  ///< rank whose kv shard is worked on
-  int send_to = -1;  ///< peers of the hop that leaves this step; -1 at the last step
+  int send_to = -1;  ///< peers of the hop that leaves this step; -1 at the last one
   int receive_from = -1;
   std::vector<ChunkProgram> programs;  ///< q chunks with something to do
 };
 
 /// StateOp::kv_block is the index into the owner's Shard::kv.
 struct Schedule {
-  std::vector<Step> steps;  ///< P of them
+  std::vector<Step> steps;
   std::vector<StateOp> ops;
   int num_carried_slots = 0;  ///< states that live from one step to a later one, at most at a time
   int num_scratch_slots = 0;  ///< states inside one program, at most
@@ -43,7 +43,8 @@ struct Schedule {
 /// one by those before its own. Without a mask it makes no difference: +1.
 int ring_direction(const CpConfig& config);
 
+/// `num_steps`: as many as any rank has work in (num_ring_steps()), P at most.
 Schedule make_schedule(const SequenceBatch& batch, const Sharding& sharding, const CpConfig& config,
-                       int rank);
+                       int rank, int num_steps);
 
 }  // namespace cpattn

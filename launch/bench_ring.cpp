@@ -178,7 +178,7 @@ class RingCase {
         }
         ring.wait();
       }
-      pieces.wait();
+      if (steps.size() > 1) pieces.wait();
     });
   }
 

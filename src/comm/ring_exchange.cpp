@@ -46,14 +46,15 @@ RingExchange::RingExchange(ShardTransport& transport, RingBytes bytes, const Rin
       options_(options),
       hop_(transport.make_transfer(
           ExchangeKind::ring, {options.timeout, options.verify_checksum, options.delay_seed})) {
-  const auto steps = static_cast<std::size_t>(comm_.size());
-  require(bytes_.held.size() == steps && bytes_.passed_on.size() == steps, "rank ", comm_.rank(),
-          ": ring exchange: sizes of ", bytes_.held.size(), " and ", bytes_.passed_on.size(),
-          " steps for ", comm_.size(), " ranks");
+  const std::size_t steps = bytes_.held.size();
+  require(steps >= 1 && steps <= static_cast<std::size_t>(comm_.size()) &&
+              bytes_.passed_on.size() == steps,
+          "rank ", comm_.rank(), ": ring exchange: sizes of ", steps, " and ",
+          bytes_.passed_on.size(), " steps for ", comm_.size(), " ranks");
   require(options.direction == 1 || options.direction == -1, "rank ", comm_.rank(),
           ": ring exchange: direction ", options.direction, ", expected 1 or -1");
   slots_[0] = transport.device().allocate(slot_bytes(bytes_));
-  if (comm_.size() > 1) slots_[1] = transport.device().allocate(slot_bytes(bytes_));
+  if (steps > 1) slots_[1] = transport.device().allocate(slot_bytes(bytes_));
 }
 
 RingExchange::~RingExchange() {

@@ -1,13 +1,13 @@
 // RingExchange: rotates one byte span per rank around the ring with two slots: post, poll, wait.
 //
-// Step t (0 <= t < P): this rank holds the span of `current_owner()` = (rank - t * direction) mod
-// P. post() starts sending it, or as much of its beginning as anybody further on wants, to the next
-// rank while the previous rank's span arrives in the other slot; wait() ends the hop and swaps the
-// slots. After P-1 hops everyone has seen every span; post() and wait() at the last step do
-// nothing, nor is anything ever posted when P = 1. A span is
-// received into a slot only after that slot's own send was seen complete, so nothing in flight is
-// written. A hop is a Transfer (transfer.h). After a CommError the exchange throws it again on
-// every further post() or wait().
+// Step t: this rank holds the span of `current_owner()` = (rank - t * direction) mod P. post()
+// starts sending it, or as much of its beginning as anybody further on wants, to the next rank
+// while the previous rank's span arrives in the other slot; wait() ends the hop and swaps the
+// slots. After P - 1 hops everyone has seen every span; there may be fewer steps, if the later ones
+// have nothing for anybody. post() and wait() at the last step do nothing. A span is received into
+// a slot only after that slot's own send was seen complete, so nothing in flight is written. A hop
+// is a Transfer (transfer.h). After a CommError the exchange throws it again on every further
+// post() or wait().
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct RingOptions {
       0;  ///< not 0: delay each hop by a pseudo-random 0..2 ms per (seed, rank, step); for tests
 };
 
-/// What one rank holds and passes on in one pass, by step.
+/// What one rank holds and passes on in one pass, by step: as many steps on every rank, P at most.
 struct RingBytes {
   std::vector<std::size_t> held;       ///< of the span worked on; at step 0 this rank's own
   std::vector<std::size_t> passed_on;  ///< of that span, from its start; 0 at the last step
@@ -85,7 +85,7 @@ class RingExchange {
   static std::size_t workspace_bytes(const RingBytes& bytes);
 
  private:
-  int last_step() const { return comm_.size() - 1; }
+  int last_step() const { return static_cast<int>(bytes_.held.size()) - 1; }
   int owner_at(int step) const;
   TransferPlace place() const;
 

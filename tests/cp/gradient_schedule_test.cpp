@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "cp/ring_layout.h"
 #include "cp/schedule.h"
 #include "cp/visibility.h"
 #include "tests/support/batches.h"
@@ -100,10 +101,11 @@ class SymbolicRun {
       : batch_(batch),
         config_(config),
         world_size_(world_size),
-        sharding_(make_sharding(batch, config, world_size)) {
+        sharding_(make_sharding(batch, config, world_size)),
+        num_steps_(num_ring_steps(make_reach(batch, sharding_, config, ring_direction(config)))) {
     for (int rank = 0; rank < world_size; ++rank) {
       RankState state;
-      state.schedule = make_gradient_schedule(batch, sharding_, config, rank);
+      state.schedule = make_gradient_schedule(batch, sharding_, config, rank, num_steps_);
       state.carried.resize(shard(rank).kv.size());
       state.finished_q.assign(shard(rank).q.size(), 0);
       state.finished_kv.assign(shard(rank).kv.size(), 0);
@@ -113,7 +115,7 @@ class SymbolicRun {
   }
 
   void check() {
-    for (int t = 0; t < world_size_; ++t) {
+    for (int t = 0; t < num_steps_; ++t) {
       SCOPED_TRACE("step " + std::to_string(t));
       for (int rank = 0; rank < world_size_; ++rank) {
         SCOPED_TRACE("rank " + std::to_string(rank));
@@ -149,9 +151,9 @@ class SymbolicRun {
   }
 
   void check_peers(int rank, int t) {
-    ASSERT_EQ(schedule(rank).steps.size(), static_cast<std::size_t>(world_size_));
+    ASSERT_EQ(schedule(rank).steps.size(), static_cast<std::size_t>(num_steps_));
     const GradientStep& step = step_of(rank, t);
-    const Schedule forward = make_schedule(batch_, sharding_, config_, rank);
+    const Schedule forward = make_schedule(batch_, sharding_, config_, rank, num_steps_);
     ASSERT_EQ(step.kv_owner, forward.steps[static_cast<std::size_t>(t)].kv_owner);
     ASSERT_EQ(step.kv.size(), shard(step.kv_owner).kv.size());
     if (t == 0) {
@@ -390,6 +392,7 @@ class SymbolicRun {
   CpConfig config_;
   int world_size_;
   Sharding sharding_;
+  int num_steps_;
   std::vector<RankState> ranks_;
   std::set<std::tuple<std::int32_t, std::int64_t, std::int64_t>> met_;
   std::int64_t pairs_ = 0;
@@ -472,7 +475,8 @@ TEST(GradientSchedule, EvenSplitsSendOnePiecePerRun) {
       const SequenceBatch batch = batch_of_one(64, 64);
       const Sharding shards = make_sharding(batch, config, world_size);
       for (int rank = 0; rank < world_size; ++rank) {
-        const GradientSchedule schedule = make_gradient_schedule(batch, shards, config, rank);
+        const GradientSchedule schedule =
+            make_gradient_schedule(batch, shards, config, rank, world_size);
         for (const GradientStep& step : schedule.steps)
           for (const KvPlaces& places : step.kv) EXPECT_EQ(places.num_pieces, expected);
       }

@@ -94,9 +94,12 @@ TEST(RingLayout, WhatGoesOnIsTheBeginningOfWhatCame) {
       EXPECT_EQ(mine.bytes().held[0], mine.span_bytes()[static_cast<std::size_t>(rank)]);
       EXPECT_EQ(mine.bytes().passed_on.back(), 0u);
       std::size_t sent = 0;
-      for (std::size_t step = 0; step < sharding.shards.size(); ++step) {
+      const auto num_steps = static_cast<std::size_t>(num_ring_steps(reach));
+      ASSERT_EQ(mine.bytes().held.size(), num_steps);
+      ASSERT_EQ(mine.bytes().passed_on.size(), num_steps);
+      for (std::size_t step = 0; step < num_steps; ++step) {
         EXPECT_LE(mine.bytes().passed_on[step], mine.bytes().held[step]);
-        if (step + 1 < sharding.shards.size()) {
+        if (step + 1 < num_steps) {
           EXPECT_EQ(next.bytes().held[step + 1], mine.bytes().passed_on[step]);
         }
         sent += mine.bytes().passed_on[step];
@@ -114,7 +117,7 @@ TEST(RingLayout, ChunksThatAreHereLieApartWithinWhatIsHeld) {
     const std::byte* const span = reinterpret_cast<const std::byte*>(std::uintptr_t{1} << 20);
     for (int rank = 0; rank < world_size; ++rank) {
       const RingLayout layout(sharding, reach, rank, direction, packed_bytes);
-      for (int step = 0; step < world_size; ++step) {
+      for (int step = 0; step < num_ring_steps(reach); ++step) {
         const int owner = (rank - step * direction + world_size * world_size) % world_size;
         const std::vector<OwnedChunk>& kv = sharding.shards[static_cast<std::size_t>(owner)].kv;
         std::vector<KvBlock> blocks;
@@ -171,7 +174,10 @@ TEST(RingLayout, NothingTravelsForNobody) {
   // Each document is on one rank.
   for (const ShardingKind kind : {ShardingKind::contiguous, ShardingKind::zigzag}) {
     const CpConfig config = config_of(kind, MaskKind::causal);
-    EXPECT_EQ(bytes_of_all(pack(std::vector<std::int64_t>(12, 8)), config, 4), 0u);
+    const SequenceBatch documents = pack(std::vector<std::int64_t>(12, 8));
+    EXPECT_EQ(bytes_of_all(documents, config, 4), 0u);
+    const Sharding sharding = make_sharding(documents, config, 4);
+    EXPECT_EQ(num_ring_steps(make_reach(documents, sharding, config, 1)), 1);
   }
 }
 

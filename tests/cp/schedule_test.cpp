@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cp/ring_layout.h"
 #include "tests/support/batches.h"
 #include "tests/support/every_way.h"
 
@@ -41,9 +42,10 @@ class SymbolicRun {
       : batch_(batch),
         config_(config),
         world_size_(world_size),
-        sharding_(make_sharding(batch, config, world_size)) {
+        sharding_(make_sharding(batch, config, world_size)),
+        num_steps_(num_ring_steps(make_reach(batch, sharding_, config, ring_direction(config)))) {
     for (int rank = 0; rank < world_size; ++rank)
-      schedules_.push_back(make_schedule(batch, sharding_, config, rank));
+      schedules_.push_back(make_schedule(batch, sharding_, config, rank, num_steps_));
   }
 
   void check() {
@@ -66,7 +68,7 @@ class SymbolicRun {
   void check_peers() const {
     for (int rank = 0; rank < world_size_; ++rank) {
       const Schedule& mine = schedule(rank);
-      ASSERT_EQ(mine.steps.size(), static_cast<std::size_t>(world_size_));
+      ASSERT_EQ(mine.steps.size(), static_cast<std::size_t>(num_steps_));
       ASSERT_TRUE(mine.direction == 1 || mine.direction == -1);
       ASSERT_EQ(mine.direction, schedule(0).direction);
       ASSERT_EQ(mine.steps[0].kv_owner, rank);
@@ -84,7 +86,7 @@ class SymbolicRun {
         ASSERT_EQ(peer.receive_from, rank);
         ASSERT_EQ(schedule(step.send_to).steps[t + 1].kv_owner, step.kv_owner);
       }
-      ASSERT_EQ(owners.size(), static_cast<std::size_t>(world_size_));
+      ASSERT_EQ(owners.size(), static_cast<std::size_t>(num_steps_));
     }
   }
 
@@ -239,6 +241,7 @@ class SymbolicRun {
   CpConfig config_;
   int world_size_;
   Sharding sharding_;
+  int num_steps_;
   std::vector<Schedule> schedules_;
 
   int rank_ = 0;
@@ -312,7 +315,7 @@ TEST(Schedule, ASingleRankCarriesNothing) {
   const SequenceBatch batch = batch_of_one(200, 200);
   const Sharding sharding = make_sharding(batch, config, 1);
 
-  const Schedule schedule = make_schedule(batch, sharding, config, 0);
+  const Schedule schedule = make_schedule(batch, sharding, config, 0, 1);
 
   EXPECT_EQ(schedule.num_carried_slots, 0);
   EXPECT_EQ(schedule.steps.size(), 1u);

@@ -107,6 +107,31 @@ TEST_P(RingContract, WhatIsPassedOnIsTheBeginningOfWhatCame) {
   }
 }
 
+// Three ranks on, nobody wants anything.
+TEST_P(RingContract, StepsThatHaveNothingForAnybodyAreLeftOut) {
+  run([&](Communicator& comm) {
+    RingBytes bytes;
+    const int num_steps = std::min(size(), 3);
+    for (int step = 0; step < num_steps; ++step) {
+      bytes.held.push_back(1000);
+      bytes.passed_on.push_back(step + 1 < num_steps ? 1000 : 0);
+    }
+    RingExchange exchange(comm, bytes, {});
+    for (int round = 0; round < 3; ++round) {
+      if (round > 0) exchange.reset();
+      const auto mine = pattern(comm.rank(), round, 1000);
+      std::copy(mine.begin(), mine.end(), exchange.own().begin());
+      for (int step = 0; step < num_steps; ++step) {
+        exchange.post();
+        EXPECT_TRUE(equals(exchange.current(), pattern(exchange.current_owner(), round, 1000)));
+        exchange.wait();
+      }
+      EXPECT_EQ(exchange.step(), num_steps - 1);
+    }
+    EXPECT_EQ(exchange.stats().hops, 3 * (num_steps - 1));
+  });
+}
+
 TEST_P(RingContract, WithoutChecksumsToo) {
   run([&](Communicator& comm) {
     expect_ring_delivers(comm, std::vector<std::size_t>(size(), 3000), {}, 2);

@@ -331,6 +331,9 @@ TEST(RingExchange, SizesOfOtherWorldsAreRefused) {
     EXPECT_EQ(text(std::vector<std::size_t>{1, 2, 3}), place + "3 span sizes for 2 ranks");
     EXPECT_EQ(text(RingBytes{.held = {1, 2}, .passed_on = {1}}),
               place + "sizes of 2 and 1 steps for 2 ranks");
+    EXPECT_EQ(text(RingBytes{}), place + "sizes of 0 and 0 steps for 2 ranks");
+    EXPECT_EQ(text(RingBytes{.held = {1, 2, 3}, .passed_on = {1, 2, 0}}),
+              place + "sizes of 3 and 3 steps for 2 ranks");
   });
 }
 
