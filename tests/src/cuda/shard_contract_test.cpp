@@ -154,7 +154,7 @@ class ShardFaults : public fake_cuda::DoubleTest {};
 
 TEST_F(ShardFaults, MissingWaitIsCaught) {
   using Fault = MisorderedTransport::Fault;
-  fake_cuda::set_delays(11, 3000);
+  constexpr int kAttempts = 20;  // on a busy machine the right order can come about by itself
   const std::pair<Mover, Fault> kFaults[] = {
       {Mover::nccl, Fault::no_wait_before_send},
       {Mover::nccl, Fault::no_wait_after_receive},
@@ -167,7 +167,10 @@ TEST_F(ShardFaults, MissingWaitIsCaught) {
   for (const auto& [mover, fault] : kFaults) {
     SCOPED_TRACE(testing::Message() << static_cast<int>(mover) << static_cast<int>(fault));
     int wrong = 0;
-    races[mover] += races_of([&, at = mover, what = fault] { wrong = wrong_with(at, what); });
+    for (int attempt = 0; attempt < kAttempts && wrong == 0; ++attempt) {
+      fake_cuda::set_delays(11 + static_cast<std::uint64_t>(attempt), 3000);
+      races[mover] += races_of([&, at = mover, what = fault] { wrong = wrong_with(at, what); });
+    }
     EXPECT_GT(wrong, 0) << "found by wrong numbers";
   }
   for (const auto& [mover, found] : races) EXPECT_EQ(found > 0, kFindsRaces);
