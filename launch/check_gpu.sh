@@ -319,7 +319,10 @@ check_all() {
     step 60 doctor bash -c '"$1" doctor || (($? == 3))' _ "$program" || true
   fi
   check_conformance
-  [[ -n $backend ]] || return
+  if [[ -z $backend ]]; then
+    not_run all_else "there is no backend: configure.log and build.log say why"
+    return
+  fi
   check_tests
   if [[ -x $program ]]; then
     check_parity
