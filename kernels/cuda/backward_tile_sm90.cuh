@@ -47,6 +47,7 @@ struct Consumer {
     ptx::mbarrier_wait(shared + Plan::full(place.stage), place.parity);
   }
   CP_DEVICE void release_own() const {
+    __syncwarp();  // no lane waits for the own tiles any more, also where no tile passed by
     if (thread % 32 == 0) ptx::mbarrier_arrive(shared + Plan::empty_own());
   }
   /// The warp has read what it needs: lanes read lse and delta by themselves, and one lane says so

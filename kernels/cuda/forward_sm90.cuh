@@ -271,11 +271,18 @@ CP_DEVICE void attend(Consumer<C>& me, const ForwardItem& item, const TileOp& op
     me.release_values();
     if (has_special) mark_special_values(me, of_warp(my_steps - 1), acc);
   }
+  // One lane says for its warp that a stage is free. Where products do not bring the lanes together
+  // before that, a lane might still wait for a phase that is then over, and for its next likeness.
+  const auto gather = [] {
+    if (C::kFault != Fault::no_gathering) __syncwarp();
+  };
   for (int step = my_steps; step < num_steps; ++step) {
     me.wait_for_keys();
+    gather();
     me.release_keys();
     me.wait_for_values();
     guard_values(me, walk, step);
+    gather();
     me.release_values();
   }
   add_shares(acc);

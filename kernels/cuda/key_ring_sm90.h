@@ -22,6 +22,7 @@ enum class Fault {
   wrong_stride,
   no_barrier_after_queries,
   hidden_values_as_numbers,
+  no_gathering,
 };
 
 /// Keys of up to 64 kKeyPanels channels, values of up to 64 kPanels, steps of kStepTiles tiles.

@@ -130,6 +130,13 @@ DeviceThread* Block::next_ready() {
     drawn = ready_[first_ready_];
     ready_[first_ready_] = number;
   }
+  unsigned& first = ready_[first_ready_];
+  if (num_ready_ > 1 && static_cast<int>(first) == options_.slow_thread) {
+    unsigned& second = ready_[(first_ready_ + 1) % num_threads_];
+    const unsigned slow = first;
+    first = second;
+    second = slow;
+  }
   DeviceThread& next = threads_[ready_[first_ready_]];
   first_ready_ = (first_ready_ + 1) % num_threads_;
   --num_ready_;

@@ -33,6 +33,7 @@ struct Options {
   Landing landing = Landing::early;
   std::size_t max_shared_bytes = 227 * 1024;  ///< sm_90, sm_100; sm_80 has 163, sm_120 99 KiB
   std::size_t stack_bytes = 128 * 1024;
+  int slow_thread = -1;      ///< runs where no other thread can; none may poll then
   bool only_checks = false;  ///< shapes of launches are judged, and nothing runs
 };
 

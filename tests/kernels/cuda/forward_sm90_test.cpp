@@ -169,6 +169,8 @@ class ForwardSm90Faults : public HostTest {
     }
   }
   HostTensor q_, k_, v_;
+  std::int64_t rows_ = kRows;           ///< of q_, its first ones
+  std::int64_t first_limit_ = 325;      ///< row i sees so many keys + i
   std::optional<HostTensor> expected_;  ///< for these
 
  private:
@@ -177,9 +179,10 @@ class ForwardSm90Faults : public HostTest {
     using C = sm90::Config<bf16, 1, 1, 2, kFault>;
     const Stream stream{static_cast<cudaStream_t>(&executor_)};
     const KernelProblem problem{
-        .shape = {1, 1, kDim, kDim, 0.25}, .dtype = DType::bf16, .max_chunk_rows = kRows};
-    const PackChunk chunk{0, kKeys, 0};
-    const Buffer packed(packed_kv_bytes(problem, kKeys));
+        .shape = {1, 1, kDim, kDim, 0.25}, .dtype = DType::bf16, .max_chunk_rows = rows_};
+    const std::int64_t num_keys = k_.shape()[0];
+    const PackChunk chunk{0, num_keys, 0};
+    const Buffer packed(packed_kv_bytes(problem, num_keys));
     const HostTensor &q = q_, &k = k_, &v = v_;
     pack_kv({.problem = problem,
              .k = k.view(),
@@ -187,12 +190,13 @@ class ForwardSm90Faults : public HostTest {
              .chunks = {&chunk, 1},
              .packed = packed.data(),
              .stream = stream});
-    // Row i sees 325 + i keys.
-    const StateOp ops[] = {
-        {.kind = StateOpKind::block, .dst = -1, .kv_block = 0, .mask = {MaskKind::causal, 325}},
-        {.kind = StateOpKind::finalize, .left = -1, .mask = {}}};
-    const QueryProgram program{0, kRows, ops};
-    const KvBlock block{packed.data(), kKeys};
+    const StateOp ops[] = {{.kind = StateOpKind::block,
+                            .dst = -1,
+                            .kv_block = 0,
+                            .mask = {MaskKind::causal, first_limit_}},
+                           {.kind = StateOpKind::finalize, .left = -1, .mask = {}}};
+    const QueryProgram program{0, rows_, ops};
+    const KvBlock block{packed.data(), num_keys};
     HostTensor out(DType::bf16, {kRows, 1, kDim});
     std::vector<float> lse(kRows);
     ForwardArgs args{.problem = problem,
@@ -201,7 +205,7 @@ class ForwardSm90Faults : public HostTest {
                      .lse = {lse.data(), {kRows, 1}, {1, 1}},
                      .kv_blocks = {&block, 1},
                      .programs = {&program, 1},
-                     .limits = {kKeys, 1, 0},
+                     .limits = {num_keys, 1, 0},
                      .progress = {},
                      .stream = stream};
     const std::vector<std::byte> bytes = make_step_image(args, sm90::kRowTile);
@@ -239,6 +243,21 @@ TEST_F(ForwardSm90Faults, StagesThatAreNotFreeYet) {
   races_of([&] {
     in_all_modes([&] { EXPECT_NE(caught<Fault::no_wait_for_empty>(executor_.options()), ""); });
   });
+}
+
+// A lane that is slow finds the barrier two phases on, where another one has released for it.
+TEST_F(ForwardSm90Faults, ASlowLaneIsLeftBehindWhereLanesDoNotGather) {
+  rows_ = 60;  // none for the second consumer, which passes all ten steps by
+  first_limit_ = 1200;
+  for (HostTensor* keys : {&k_, &v_}) {
+    *keys = HostTensor(DType::bf16, {first_limit_, 1, kDim});
+    keys->fill_normal(4);
+  }
+  constexpr int kLast = sm90::kThreads - 1;
+  for (const int slow : {0, sm90::kGroupThreads + 37, 2 * sm90::kGroupThreads, kLast}) {
+    EXPECT_EQ(caught<Fault::none>({.slow_thread = slow}), "") << slow;
+  }
+  EXPECT_PRED2(contains, caught<Fault::no_gathering>({.slow_thread = kLast}), "deadlock");
 }
 
 TEST_F(ForwardSm90Faults, AWrongStrideShowsInTheNumbers) {
