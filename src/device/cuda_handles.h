@@ -108,9 +108,13 @@ inline void order_streams(cudaStream_t before, const CudaEvent& event, cudaStrea
   cuda_check(cudaStreamWaitEvent(after, event.get(), cudaEventWaitDefault), "cudaStreamWaitEvent");
 }
 
-/// Whether a question was answered "done"; DeviceError for anything but "not yet".
+/// Whether a question was answered "done"; DeviceError for anything but "not yet", which is taken
+/// out of the thread's last error, as the runtime keeps it there like any other.
 inline bool is_cuda_done(cudaError_t answer, std::string_view what) {
-  if (answer == cudaErrorNotReady) return false;
+  if (answer == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
   cuda_check(answer, what);
   return true;
 }

@@ -1,8 +1,10 @@
 #include "src/device/cuda_device.h"
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "src/base/error.h"
@@ -115,6 +117,17 @@ TEST_F(CudaDevices, ACallersAllocatorIsUsed) {
             }).find("expected a multiple of 256"),
             std::string::npos);
   EXPECT_EQ(num_freed, 2) << "given back";
+}
+
+TEST_F(CudaDevices, AskingLeavesNothingForTheCallersOwnCheck) {
+  cudaStream_t work = stream();
+  std::atomic<bool> may_end = false;
+  fake_cuda::run_in(work, [&] {
+    while (!may_end) std::this_thread::yield();
+  });
+  EXPECT_FALSE(is_cuda_done(cudaStreamQuery(work), "cudaStreamQuery"));
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  may_end = true;
 }
 
 TEST_F(CudaDevices, AddressesTheyMustNotBeGiven) {

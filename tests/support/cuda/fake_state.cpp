@@ -132,8 +132,7 @@ void Api::reset() {
 }
 
 cudaError_t Api::finish(cudaError_t error) {
-  // Not an error of the call, so not remembered.
-  if (error != cudaSuccess && error != cudaErrorNotReady) last_error() = error;
+  if (error != cudaSuccess) last_error() = error;  // "not ready", too
   return error;
 }
 
