@@ -159,12 +159,12 @@ void PlannedAttention::unshard_rows(ShardSide side, const AnyConstTensor& local,
 }
 
 void PlannedAttention::refuse_forward(std::string_view why, Stream stream) {
-  refuse_call(plan(), transport(), why.empty() ? "refused" : why, stream);
+  refuse_call(plan(), Pass::forward, transport(), why.empty() ? "refused" : why, stream);
 }
 
 void PlannedAttention::refuse_backward(std::string_view why, Stream stream) {
   if (!transport().device().is_capturing(stream)) gradient();  // what the others do first
-  refuse_forward(why, stream);
+  refuse_call(plan(), Pass::backward, transport(), why.empty() ? "refused" : why, stream);
 }
 
 ContextParallelAttention::ContextParallelAttention(std::shared_ptr<ShardTransport> group,

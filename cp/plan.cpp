@@ -165,6 +165,9 @@ Plan::Plan(const Problem& problem, const CpConfig& config, const KernelTable& ke
     limits_.blocks = std::max(limits_.blocks, static_cast<std::int64_t>(shard.kv.size()));
   }
   limits_.scratch_slots = schedule_.num_scratch_slots;
+  Digest digest;
+  digest.add(agreement_lines());
+  digest_ = digest.value();
 }
 
 MemoryPlan Plan::memory() const {

@@ -83,6 +83,8 @@ class Plan {
   /// "key=value" lines of all that must be equal on all ranks: knobs, shapes, lengths, kernel
   /// numerics, sharding digest.
   std::string agreement_lines() const;
+  /// Of those lines: plans with equal digests do the same work on all ranks.
+  std::uint64_t digest() const { return digest_; }
 
  private:
   Problem problem_;
@@ -97,6 +99,7 @@ class Plan {
   Reach reach_;
   RingLayout ring_;
   StepLimits limits_;
+  std::uint64_t digest_ = 0;
 };
 
 }  // namespace cpattn

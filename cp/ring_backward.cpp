@@ -75,8 +75,8 @@ std::vector<std::vector<std::byte>> RingGradient::make_images() {
 // next one is; on the CPU the kernels poll both exchanges.
 void RingGradient::backward(const BackwardTensors& tensors, Stream stream) {
   pieces_.rethrow();  // then the ring may have been left in the middle of a hop
-  refuse_tensors_together(plan_, transport_, problems_with(plan_, tensors, transport_.device()),
-                          stream);
+  refuse_tensors_together(plan_, Pass::backward, transport_,
+                          problems_with(plan_, tensors, transport_.device()), stream);
   const CurrentDevice current(transport_.device());
   ring_.reset();
   pieces_.reset();

@@ -48,8 +48,8 @@ RingAttention::RingAttention(const Plan& plan, ShardTransport& transport)
 // exchange between tiles; on a GPU all of this is put into the order of streams. What is computed,
 // merged and finished in a step was decided by cp/schedule.
 void RingAttention::forward(const ForwardTensors& tensors, Stream stream) {
-  refuse_tensors_together(plan_, transport_, problems_with(plan_, tensors, transport_.device()),
-                          stream);
+  refuse_tensors_together(plan_, Pass::forward, transport_,
+                          problems_with(plan_, tensors, transport_.device()), stream);
   const CurrentDevice current(transport_.device());
   exchange_.reset();
   pack_own(tensors, stream);

@@ -1,12 +1,33 @@
 #include "cp/ring_setup.h"
 
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string>
+
 #include "src/base/error.h"
 
 namespace cpattn {
 namespace {
 
-/// The check that all ranks make together when a pass begins.
-constexpr std::string_view kTensorCheck = "tensor check";
+/// The check that all ranks make together when a pass begins, by a name that is one only of those
+/// that make the same pass of equal plans: "forward of plan 4718f2b7388efda5".
+class NameOfCheck {
+ public:
+  NameOfCheck(const Plan& plan, Pass pass) {
+    add(pass == Pass::forward ? "forward of plan " : "backward of plan ");
+    end_ = std::to_chars(end_, text_.data() + text_.size(), plan.digest(), 16).ptr;
+  }
+  operator std::string_view() const {
+    return {text_.data(), static_cast<std::size_t>(end_ - text_.data())};
+  }
+
+ private:
+  void add(std::string_view part) { end_ = std::copy(part.begin(), part.end(), end_); }
+
+  std::array<char, 48> text_;  // no memory is taken in a pass
+  char* end_ = text_.data();
+};
 
 Clock::time_point check_deadline(const Plan& plan) {
   return deadline_after(Seconds(plan.config().timeout_seconds));
@@ -47,15 +68,15 @@ ShardTransport& agreed(const Plan& plan, std::string_view lines, ShardTransport&
   return transport;
 }
 
-void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::string_view mine,
-                             Stream stream) {
+void refuse_tensors_together(const Plan& plan, Pass pass, ShardTransport& transport,
+                             std::string_view mine, Stream stream) {
   Communicator& comm = transport.control();
   const Device& device = transport.device();
   std::string refusal(mine);
   if (const std::string problem = device.problem_with(stream); !problem.empty())
     refusal += (refusal.empty() ? "" : "; ") + problem;
   if (!device.is_capturing(stream))
-    return refuse_together(comm, refusal, check_deadline(plan), kTensorCheck);
+    return refuse_together(comm, refusal, check_deadline(plan), NameOfCheck(plan, pass));
   if (!transport.can_capture()) {
     refusal += detail::concat(refusal.empty() ? "" : "; ",
                               "stream: in capture, expected none: ", "transport ",
@@ -64,10 +85,11 @@ void refuse_tensors_together(const Plan& plan, ShardTransport& transport, std::s
   require(refusal.empty(), "rank ", comm.rank(), ": ", refusal);
 }
 
-void refuse_call(const Plan& plan, ShardTransport& transport, std::string_view why, Stream stream) {
+void refuse_call(const Plan& plan, Pass pass, ShardTransport& transport, std::string_view why,
+                 Stream stream) {
   Communicator& comm = transport.control();
   if (!transport.device().is_capturing(stream))
-    refuse_together(comm, why, check_deadline(plan), kTensorCheck);
+    refuse_together(comm, why, check_deadline(plan), NameOfCheck(plan, pass));
   throw InvalidArgument(detail::concat("rank ", comm.rank(), ": ", why));
 }
 

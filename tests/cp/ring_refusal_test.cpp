@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cp/ring_setup.h"
 #include "tests/support/attend.h"
 #include "tests/support/batches.h"
 
@@ -160,6 +161,38 @@ TEST(RingRefusal, TheSameTensorsWorkAfterARefusal) {
     EXPECT_FALSE(std::isnan(tensors.lse[0]));
   });
   for (const std::string& text : texts) EXPECT_EQ(text, "");
+}
+
+// Both plans have messages of one size, so nothing else would tell.
+TEST(RingRefusal, ARankThatCallsAnotherPlanOrPassEndsTheRing) {
+  const AttentionCase problem = usual_case();
+  Problem other = problem_of(problem);
+  other.shape.softmax_scale *= 2;
+  for (const bool is_same_pass : {true, false}) {
+    const auto run = [&](Communicator& comm) {
+      const Plan plan(problem_of(problem), problem.config, default_kernels(), comm.rank(),
+                      comm.size());
+      const Plan scaled(other, problem.config, default_kernels(), comm.rank(), comm.size());
+      RankTensors tensors(problem, plan.shard());
+      RingAttention attention(plan, comm), scaled_attention(scaled, comm);
+      attention.forward(tensors.views());
+      if (comm.rank() != 1) {
+        attention.forward(tensors.views());
+      } else if (is_same_pass) {
+        scaled_attention.forward(tensors.views());
+      } else {
+        refuse_call(plan, Pass::backward, comm, "a reason", {});
+      }
+    };
+    try {
+      LoopbackWorld(3).run(run);
+      FAIL() << "accepted";
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("ward of plan "), std::string::npos) << text;
+      EXPECT_NE(text.find("is in another collective"), std::string::npos) << text;
+    }
+  }
 }
 
 TEST(RingRefusal, APlanOfAnotherRankIsRefused) {
