@@ -11,6 +11,8 @@ constexpr double kTileRows = 48.0;
 /// Of a weight with all that is done to it, in units of u.
 constexpr double kWeightError = 3.6;
 constexpr double kLeastFactor = 2.0;
+/// Smaller numbers may be 0.
+constexpr double kSmallest = 0x1p-126;
 constexpr double kDeviations = 4.0;
 
 /// What the root mean square is multiplied by: few rows are few draws.
@@ -30,6 +32,11 @@ double path_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
   return std::max(kPathBound, factor(group.rows) * rms);
 }
 
+/// Of a logit, in units of u squared times its size and that of its parts.
+double logit_variance(const Arithmetic& arithmetic) {
+  return static_cast<double>(arithmetic.head_dim) / 6.0 + 1.0;
+}
+
 double weight_rounding(const Arithmetic& arithmetic) {
   if (!arithmetic.rounds_weights) return 0.0;
   return epsilon(arithmetic.weight_dtype) / 2.0;
@@ -47,11 +54,19 @@ double lse_bound(const Arithmetic& arithmetic, const BoundedGroup& group) {
   return path_bound(arithmetic, group) + weight_rounding(arithmetic);
 }
 
+double out_cancellation(const Arithmetic& arithmetic, const BoundedGroup& group) {
+  return out_bound(arithmetic, group) * group.term_size;
+}
+
+double lse_cancellation(const Arithmetic& arithmetic, const BoundedGroup& group) {
+  return factor(group.rows) * kUnitRoundoff * std::sqrt(logit_variance(arithmetic)) *
+         group.logit_size;
+}
+
 double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
                       const reference::Sensitivity& sensitivity, double norm) {
   const auto square = [](double x) { return x * x; };
   const double unit = square(kUnitRoundoff);
-  const double head_walk = static_cast<double>(arithmetic.head_dim) / 6.0;
   const double value_walk = static_cast<double>(arithmetic.value_dim) / 6.0;
   const double keys_path = path_variance(arithmetic.run_keys, kTileKeys);
   const double path =
@@ -61,7 +76,7 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
       arithmetic.out_dtype == DType::f32 ? 0.0 : square(epsilon(arithmetic.out_dtype) / 2.0) / 3.0;
 
   const double weight = unit * (square(kWeightError) + path) + 2.0 * rounding_variance;
-  const double logit = unit * (head_walk + 1.0);
+  const double logit = unit * logit_variance(arithmetic);
   const double lse = unit;
   const double product = unit * value_walk;
   const double delta = unit * (value_walk + keys_path) + out_variance + rounding_variance;
@@ -70,7 +85,8 @@ double gradient_error(const Arithmetic& arithmetic, SummedOver summed_over,
   return std::sqrt(weight * square(common * sensitivity.weight) +
                    logit * square(common * sensitivity.logit) +
                    lse * square(common * sensitivity.lse) + product * square(sensitivity.product) +
-                   delta * square(sensitivity.delta));
+                   delta * square(sensitivity.delta)) +
+         kSmallest * sensitivity.underflow;
 }
 
 double gradient_bound(std::int64_t rows, double squares) {

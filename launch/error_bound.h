@@ -25,8 +25,10 @@
 // 3. lse moves by ds too, and is rounded once: (sqrt(D) / 3 u L + u |lse|) / |lse|, twice of which
 //    is below 13 u for D <= 256 and |lse| >= L: kPathBound, 16.8 u, covers it. Where |lse| < 1 the
 //    error is measured against 1, because an absolute error of lse is a relative error of the sum
-//    of exponentials. Where |lse| < L (many keys of very negative logits) the bound is stricter
-//    than this derivation, never laxer.
+//    of exponentials. A logit whose products cancel is a random walk of its parts, as in 6, and
+//    then off by more than its size says: sqrt(D / 6 + 1) u sqrt(L^2 + parts^2), times the factor
+//    above, is allowed absolutely. Likewise out is measured by its terms p v where these cancel
+//    and leave less than sqrt(sum (p |v|)^2).
 // 4. 16-bit weights. Kernels with a 16-bit product round each weight to bf16 or f16, 8 or 11
 //    significant bits: a relative error of at most w = 2^-8 or 2^-11 (root mean square about
 //    0.4 w). They sum the rounded weights. What all weights of a row have in common cancels in
@@ -52,7 +54,9 @@
 //    w / sqrt(3) each, so weight has it twice and delta once.
 //    The five add as squares, and so do rows. Errors that the terms of a row have in common (lse, a
 //    sum ruled by its first terms) count with the row's own norm where that is larger: weight,
-//    logit and lse are scaled up to it. Times the factor above this is an absolute bound. A group
+//    logit and lse are scaled up to it. What is below 2^-126 may be 0: p, ds and their products
+//    lose that much, all of them alike, so that adds up by size (Sensitivity::underflow) and on top
+//    of the squares' root. Times the factor above this is an absolute bound. A group
 //    is held to 5e-6 of its exact norm (kGradientBound, the contract for moderate logits) or to
 //    that, whichever is more; which for normal inputs and 2048 keys is 2e-6 (D = 64) to 4e-6 (D =
 //    256).
@@ -88,6 +92,8 @@ struct Arithmetic {
 struct BoundedGroup {
   std::int64_t rows = 512;
   double logit_magnitude = 0.0;  ///< of the logits that carry weight
+  double logit_size = 0.0;       ///< 2-norm over rows of these logits and of their parts
+  double term_size = 0.0;        ///< 2-norm over rows of the terms of out
 };
 
 /// Relative bound of out in a group.
@@ -95,6 +101,10 @@ double out_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
 
 /// Relative bound of lse (against max(|lse|, 1)).
 double lse_bound(const Arithmetic& arithmetic, const BoundedGroup& group);
+
+/// Absolute bounds of the same groups: where terms cancel these are the larger ones.
+double out_cancellation(const Arithmetic& arithmetic, const BoundedGroup& group);
+double lse_cancellation(const Arithmetic& arithmetic, const BoundedGroup& group);
 
 /// What a row of a gradient is summed over.
 enum class SummedOver { keys, rows };

@@ -48,6 +48,8 @@ BoundedValues bounded_forward(ResultRole role, const Reference& exact,
   for (const BoundedGroup& group : exact.groups) {
     bounded.relative.push_back(is_out ? out_bound(arithmetic, group)
                                       : lse_bound(arithmetic, group));
+    bounded.absolute.push_back(is_out ? out_cancellation(arithmetic, group)
+                                      : lse_cancellation(arithmetic, group));
   }
   return bounded;
 }

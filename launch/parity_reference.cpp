@@ -146,7 +146,7 @@ Flop flop_of(const AttentionShape& shape, double pairs, bool has_gradients) {
   return {forward + flop * (2.0 * head_dim + value_dim), flop * (2.0 * head_dim + 2.0 * value_dim)};
 }
 
-/// Rows of every head of every chunk and, in the root mean square, the size of their logits.
+/// Rows of every head of every chunk, and the sizes of their logits and terms.
 std::vector<BoundedGroup> bounded_groups(const Reference& exact, std::size_t num_chunks,
                                          std::int64_t num_heads) {
   const auto heads = static_cast<std::size_t>(num_heads);
@@ -155,13 +155,18 @@ std::vector<BoundedGroup> bounded_groups(const Reference& exact, std::size_t num
     const auto chunk = static_cast<std::size_t>(exact.q.chunk_of_row[i / heads]);
     BoundedGroup& group = groups[chunk * heads + i % heads];
     ++group.rows;
-    if (std::isfinite(exact.logit_size[i])) {
-      group.logit_magnitude += exact.logit_size[i] * exact.logit_size[i];
-    }
+    const auto square_of = [i](const std::vector<double>& sizes) {
+      return std::isfinite(sizes[i]) ? sizes[i] * sizes[i] : 0.0;
+    };
+    group.logit_magnitude += square_of(exact.logit_size);
+    group.logit_size += square_of(exact.logit_size) + square_of(exact.part_size);
+    group.term_size += square_of(exact.term_size);
   }
   for (BoundedGroup& group : groups) {
     if (group.rows == 0) continue;
     group.logit_magnitude = std::sqrt(group.logit_magnitude / static_cast<double>(group.rows));
+    group.logit_size = std::sqrt(group.logit_size);
+    group.term_size = std::sqrt(group.term_size);
   }
   return groups;
 }
@@ -261,6 +266,8 @@ Reference make_reference(const ReferenceRequest& request) {
     exact.out = std::move(result.out);
     exact.lse = std::move(result.lse);
     exact.logit_size = std::move(result.logit_size);
+    exact.part_size = std::move(result.part_size);
+    exact.term_size = std::move(result.term_size);
   }
   exact.groups = bounded_groups(exact, maps.q.chunks.size(), shape.num_heads);
   if (!has_gradients(config)) return exact;

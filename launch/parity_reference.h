@@ -56,6 +56,8 @@ struct Reference {
   std::vector<double> out;           ///< [q rows, heads, value_dim]
   std::vector<double> lse;           ///< [q rows, heads]
   std::vector<double> logit_size;    ///< [q rows, heads], see kernels/reference/attention.h
+  std::vector<double> part_size;     ///< likewise
+  std::vector<double> term_size;     ///< likewise
   std::vector<BoundedGroup> groups;  ///< [q chunks, heads]
   reference::Gradient gradient;      ///< of the same rows
 

@@ -11,10 +11,33 @@
 namespace cpattn::reference {
 namespace {
 
-/// Results of one row over its visible keys, at least one; `out` and `logit_size` start as zeros.
-void attend_row(const std::vector<double>& q, double scale, const HeadMatrix& k,
-                const HeadMatrix& v, std::int64_t first_key, std::int64_t visible, double* out,
-                double* lse, double* logit_size) {
+/// A head of k or v with the norms of its rows.
+struct Rows {
+  HeadMatrix values;
+  std::vector<double> norms;
+
+  Rows(const Tensor& tensor, std::int64_t head) : values(tensor, head) {
+    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+      norms.push_back(std::sqrt(dot(values.row(i), values.row(i), values.dim())));
+    }
+  }
+  double norm(std::int64_t i) const { return norms[static_cast<std::size_t>(i)]; }
+};
+
+/// Where the results of one row go; all but lse start as zeros.
+struct RowResult {
+  double* out;
+  double& lse;
+  double& logit_size;
+  double& part_size;
+  double& term_size;
+};
+
+/// Results of one row over its visible keys, at least one.
+void attend_row(const std::vector<double>& q, double scale, const Rows& keys, const Rows& rows,
+                std::int64_t first_key, std::int64_t visible, const RowResult& result) {
+  const HeadMatrix& k = keys.values;
+  const HeadMatrix& v = rows.values;
   // First pass: logits and their maximum.
   std::vector<double> logits(static_cast<std::size_t>(visible));
   double max = -std::numeric_limits<double>::infinity();
@@ -29,12 +52,18 @@ void attend_row(const std::vector<double>& q, double scale, const HeadMatrix& k,
     const double logit = logits[static_cast<std::size_t>(j)];
     const double weight = std::exp(logit - max);
     sum += weight;
-    *logit_size += weight * std::abs(logit);
-    add_scaled(weight, v.row(first_key + j), v.dim(), out);
+    const double term = weight * rows.norm(first_key + j);
+    result.logit_size += weight * std::abs(logit);
+    result.part_size += weight * keys.norm(first_key + j);
+    result.term_size += term * term;
+    add_scaled(weight, v.row(first_key + j), v.dim(), result.out);
   }
-  for (std::size_t d = 0; d < v.dim(); ++d) out[d] /= sum;
-  *lse = max + std::log(sum);
-  *logit_size /= sum;
+  for (std::size_t d = 0; d < v.dim(); ++d) result.out[d] /= sum;
+  result.lse = max + std::log(sum);
+  result.logit_size /= sum;
+  const double q_size = std::sqrt(dot(q.data(), q.data(), k.dim()) / static_cast<double>(k.dim()));
+  result.part_size *= std::abs(scale) * q_size / sum;
+  result.term_size = std::sqrt(result.term_size) / sum;
 }
 
 }  // namespace
@@ -58,13 +87,15 @@ AttentionResult attention(const AttentionArgs& args) {
   const auto value_dim = static_cast<std::size_t>(shape.value_dim);
   AttentionResult result;
   result.out.assign(num_rows * num_heads * value_dim, 0.0);
-  result.logit_size.assign(num_rows * num_heads, 0.0);
+  for (std::vector<double>* sizes : {&result.logit_size, &result.part_size, &result.term_size}) {
+    sizes->assign(num_rows * num_heads, 0.0);
+  }
   result.lse.assign(num_rows * num_heads, -std::numeric_limits<double>::infinity());
 
   const DocumentFinder finder(args.batch, Side::q);
   for (std::int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-    const HeadMatrix k(args.k, kv_head);
-    const HeadMatrix v(args.v, kv_head);
+    const Rows k(args.k, kv_head);
+    const Rows v(args.v, kv_head);
     const std::int64_t first_head = kv_head * shape.group_size();
     deal(num_rows, args.num_threads, [&](std::size_t i) {
       const std::int64_t row = args.rows.empty() ? static_cast<std::int64_t>(i) : args.rows[i];
@@ -72,12 +103,13 @@ AttentionResult attention(const AttentionArgs& args) {
       if (document == nullptr) return;
       const std::int64_t visible = count_visible(*document, args.mask, row - document->q_begin);
       if (visible == 0) return;
-      std::vector<double> q(k.dim());
+      std::vector<double> q(k.values.dim());
       for (std::int64_t head = first_head; head < first_head + shape.group_size(); ++head) {
         const std::size_t place = i * num_heads + static_cast<std::size_t>(head);
         args.q.read(row, head, q.data());
         attend_row(q, shape.softmax_scale, k, v, document->kv_begin, visible,
-                   &result.out[place * value_dim], &result.lse[place], &result.logit_size[place]);
+                   {&result.out[place * value_dim], result.lse[place], result.logit_size[place],
+                    result.part_size[place], result.term_size[place]});
       }
     });
   }

@@ -27,6 +27,10 @@ struct AttentionResult {
   std::vector<double> out;         ///< [rows, Hq, Dv]
   std::vector<double> lse;         ///< [rows, Hq]
   std::vector<double> logit_size;  ///< [rows, Hq]: sum_j p_j |logit_j|, of those that carry weight
+  /// [rows, Hq]: sum_j p_j |softmax_scale| |q| |k_j| / sqrt(D), what these logits are summed from.
+  std::vector<double> part_size;
+  /// [rows, Hq]: sqrt(sum_j (p_j |v_j|)^2), what out is summed from.
+  std::vector<double> term_size;
 };
 
 /// out = softmax(softmax_scale * q k^T + mask) v and lse, rows in the order asked for. A row that

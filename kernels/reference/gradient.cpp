@@ -56,19 +56,20 @@ struct Rows {
   double square(std::int64_t i) const { return squares[static_cast<std::size_t>(i)]; }
 };
 
-/// Sums of squares, until the end.
+/// Sums of squares, until the end; `underflow` is one of sizes.
 void accumulate(Sensitivity& sums, const Sensitivity& terms) {
   sums.weight += terms.weight;
   sums.logit += terms.logit;
   sums.lse += terms.lse;
   sums.product += terms.product;
   sums.delta += terms.delta;
+  sums.underflow += terms.underflow;
 }
 
 void take_roots(std::vector<Sensitivity>& sums) {
   for (Sensitivity& sum : sums) {
-    sum = {std::sqrt(sum.weight), std::sqrt(sum.logit), std::sqrt(sum.lse), std::sqrt(sum.product),
-           std::sqrt(sum.delta)};
+    sum = {std::sqrt(sum.weight),  std::sqrt(sum.logit), std::sqrt(sum.lse),
+           std::sqrt(sum.product), std::sqrt(sum.delta), sum.underflow};
   }
 }
 
@@ -96,6 +97,7 @@ class HeadGradient {
       add_scaled(scale * pair.ds, k_.row(j), k_.values.dim(), dq);
       const double x = square(scale) * k_.square(j);
       accumulate(squares, sensitivity_of(row, pair, square(pair.ds) * x, square(pair.p) * x, 0.0));
+      squares.underflow += lost(std::sqrt(x), pair.slope, k_.values.dim());
       keys_moved += pair.p * std::sqrt(x);
     }
     if (visible == 0) return;
@@ -118,12 +120,15 @@ class HeadGradient {
       accumulate(dk_squares,
                  sensitivity_of(i, pair, square(pair.ds) * x, square(pair.p) * x, moved));
       accumulate(dv_squares, sensitivity_of(i, pair, square(pair.p) * dout_.square(i), 0.0, 0.0));
+      dk_squares.underflow += lost(std::sqrt(x), pair.slope, q_.values.dim());
+      dv_squares.underflow += lost(std::sqrt(dout_.square(i)), 1.0, dout_.values.dim());
     }
   }
 
  private:
   struct Pair {
     double p = 0.0;
+    double slope = 0.0;  ///< dout.v - delta
     double ds = 0.0;
     double t_squared = 0.0;
     double a_squared = 0.0;
@@ -140,7 +145,8 @@ class HeadGradient {
     const double dp = dot(dout_.row(i), v_.row(j), v_.values.dim());
     Pair pair;
     pair.p = std::exp(logit - lse);
-    pair.ds = pair.p * (dp - statistics_.delta[place(i)]);
+    pair.slope = dp - statistics_.delta[place(i)];
+    pair.ds = pair.p * pair.slope;
     pair.t_squared =
         square(logit) + square(statistics_.logit_size[place(i)]) +
         square(scale) * q_.square(i) * k_.square(j) / static_cast<double>(args_.shape.head_dim);
@@ -158,6 +164,11 @@ class HeadGradient {
             .lse = term * square(statistics_.lse[place(row)]),
             .product = weighted * pair.a_squared,
             .delta = moved};
+  }
+
+  /// What a term of size x loses when its weight, times the slope, its ds and itself lose 1.
+  static double lost(double x, double slope, std::size_t dim) {
+    return x * (std::abs(slope) + 1.0) + std::sqrt(static_cast<double>(dim));
   }
 
   double b_squared(std::int64_t row) const {

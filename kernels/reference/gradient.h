@@ -47,14 +47,16 @@ struct RowStatistics {
 ///   t^2 = s^2 + logit_size^2 + (softmax_scale |q| |k|)^2 / D    a logit, those in lse, their parts
 ///   a^2 = (dout.v)^2 + (|dout| |v|)^2 / Dv                      dout.v and its parts
 ///   b^2 = delta^2 + delta_size^2                                delta and its parts
-/// and w x a term (ds k, ds q times the scale, or p dout). A row has one delta, so in dq p |x| is
-/// summed over the keys before it is squared; dv knows no product and no delta.
+/// and w x a term (ds k, ds q times the scale, or p dout; w is ds or p). A row has one delta, so in
+/// dq p |x| is summed over the keys before it is squared; dv knows no product and no delta.
 struct Sensitivity {
   double weight = 0.0;  ///< sqrt(sum (w |x|)^2)
   double logit = 0.0;  ///< sqrt(sum (w t |x|)^2 + sum (p b logit_size |x|)^2): delta moves with out
   double lse = 0.0;    ///< sqrt(sum (w lse |x|)^2)
   double product = 0.0;  ///< sqrt(sum (p a |x|)^2)
   double delta = 0.0;    ///< sqrt(sum (p b |x|)^2)
+  /// sum (|x| (|w / p| + 1) + sqrt(dim)): what is lost when p, w and w x of every term lose 1.
+  double underflow = 0.0;
 };
 
 struct GradientRows {

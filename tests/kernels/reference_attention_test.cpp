@@ -82,6 +82,8 @@ TEST(Reference, TwoLogitsByHand) {
   EXPECT_NEAR(result.out[0], 0.7310585786300049, 1e-15);
   EXPECT_NEAR(result.lse[0], 1.3132616875182228, 1e-15);
   EXPECT_NEAR(result.logit_size[0], 0.7310585786300049, 1e-15);  // of the logits 1 and 0
+  EXPECT_NEAR(result.part_size[0], 0.7310585786300049 / std::sqrt(2.0), 1e-15);  // of two channels
+  EXPECT_NEAR(result.term_size[0], 0.7310585786300049, 1e-15);  // of the values 1 and 0
 }
 
 TEST(Reference, LogitsFarApartAndFarOut) {

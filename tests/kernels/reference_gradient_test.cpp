@@ -332,12 +332,14 @@ TEST(ReferenceGradient, SensitivitiesByHand) {
   EXPECT_NEAR(dq.lse, 5.0 * std::log(2.0), 1e-14);
   EXPECT_NEAR(dq.product, std::sqrt(2.0) * 0.5 * std::hypot(2.0 * 3, 6.0 * 4), 1e-13);
   EXPECT_NEAR(dq.delta, std::sqrt(2.0) * 4 * 0.5 * 7, 1e-13);
+  EXPECT_NEAR(dq.underflow, 3.0 * 3 + 4 * 3 + 2, 1e-13);  // |x| (2 + 1) + 1 of two terms
   // Key 0, dv: terms 1 (lse 0) and 1/2 (lse ln 2).
   const reference::Sensitivity& dv = result.dv.sensitivities[0];
   EXPECT_NEAR(dv.weight, std::hypot(1.0, 0.5), 1e-15);
   EXPECT_NEAR(dv.lse, 0.5 * std::log(2.0), 1e-15);
   EXPECT_EQ(dv.product, 0.0);
   EXPECT_EQ(dv.delta, 0.0);
+  EXPECT_NEAR(dv.underflow, 2 * (1.0 * 2 + 1), 1e-15);
 }
 
 // One query, two equal keys of 3: logits 6, p = 1/2, dp = 2, 6, delta = 4, ds = -1, 1.

@@ -41,6 +41,15 @@ TEST(ErrorBound, RoundedWeightsCostHalfAnUlpOfBf16) {
   EXPECT_NEAR(lse_bound({.rounds_weights = true}, {512, 0.0}), kPathBound + 0x1p-8, 1e-12);
 }
 
+TEST(ErrorBound, CancelledTermsCountWithTheirSize) {
+  const Arithmetic f32{.head_dim = 96};
+  const BoundedGroup group{.rows = 512, .logit_size = 300.0, .term_size = 7.0};
+  EXPECT_NEAR(out_cancellation(f32, group), 7.0 * kPathBound, 1e-12);
+  EXPECT_NEAR(lse_cancellation(f32, group), 2 * 0x1p-24 * std::sqrt(96.0 / 6 + 1) * 300, 1e-12);
+  EXPECT_EQ(out_cancellation(f32, {512, 2.0}), 0.0);
+  EXPECT_EQ(lse_cancellation(f32, {512, 2.0}), 0.0);
+}
+
 constexpr double kU = 0x1p-24;
 
 double error_of(const Arithmetic& arithmetic, const reference::Sensitivity& sensitivity,
@@ -67,6 +76,12 @@ TEST(GradientBound, EachSensitivityHasItsOwnFactor) {
                         std::pow(6 * error_of(f32, {.delta = 1.0}), 2)),
               1e-12);
   EXPECT_EQ(error_of(f32, {}), 0.0);
+}
+
+TEST(GradientBound, WhatIsBelowTheNormalNumbersMayBeLost) {
+  const double lost = error_of({}, {.underflow = 3.0});
+
+  EXPECT_EQ(lost, 3 * 0x1p-126);
 }
 
 TEST(GradientBound, RoundedWeightsAndARoundedOutCount) {

@@ -156,6 +156,24 @@ class VerdictTest(ReportCase):
         failure = suite.find("testcase/failure")
         self.assertIn("differ in bits", failure.get("message"))
 
+    def test_rounding_that_is_all_that_is_left_is_no_failure(self):
+        """Weights below what f32 has; a single logit, and a single out, whose terms cancel."""
+        cases = (
+            "--distribution=outlier_channels --seed=851223 --heads=6 --kv-heads=2 --head-dim=5"
+            " --value-dim=2 --softmax-scale=3 --cu-seqlens=0,1 --cu-seqlens-kv=0,33 --mask=full"
+            " --chunk-tokens=16",
+            "--distribution=large_logits --seed=822296 --heads=7 --kv-heads=1 --head-dim=31"
+            " --value-dim=129 --seq-len=17 --kv-len=1 --chunk-tokens=100",
+            "--distribution=outlier_channels --seed=32684 --heads=2 --kv-heads=1 --head-dim=2"
+            " --value-dim=3 --softmax-scale=0.01 --seq-len=5 --kv-len=131 --chunk-tokens=1"
+            " --schedule=arrival",
+        )
+        for case in cases:
+            with self.subTest(case):
+                result = self.parity("--cp=1", "--isa=generic", *case.split())
+
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
     def test_nothing_to_compare_is_a_failure(self):
         result = self.parity("--cp=1", "--seq-len=0", "--heads=1", "--kv-heads=1", "--head-dim=8")
 
