@@ -29,10 +29,19 @@ constexpr std::size_t kKeptOutput = 16384;
 constexpr Seconds kGrace{5.0};  ///< between asking a child to end and killing it
 constexpr int kPollMs = 100;
 
+/// Whether whoever started us had this signal ignored, as nohup has SIGHUP. Blocked for a signalfd
+/// it would arrive nevertheless.
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 sigset_t watched_signals() {
   sigset_t set;
   ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&set, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (!is_ignored(signal)) ::sigaddset(&set, signal);
+  }
   return set;
 }
 

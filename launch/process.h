@@ -15,7 +15,8 @@
 namespace cpattn {
 
 /// Blocks SIGINT, SIGTERM and SIGHUP for its lifetime (in this thread and those it starts) so that
-/// they can be asked for instead of ending the process half way.
+/// they can be asked for instead of ending the process half way. One that was ignored before stays
+/// so: under nohup the end of a session is no matter.
 class SignalWatch {
  public:
   SignalWatch();

@@ -35,6 +35,12 @@ def ranks_of(launcher):
     return ranks
 
 
+def heed_signals():
+    """Under nohup, or in the background of a script, a process begins with signals ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def wait_for(condition, seconds, what):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -237,7 +243,8 @@ class RankFailureTest(ReportCase):
             [PROGRAM, "parity", *words, f"--timeout={timeout}", f"--cp={cp}",
              f"--report={self.report_path}", *arguments],
             env=environment(CPATTN_PARITY_TEST=self.mark, TMPDIR=self.folder.name),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=heed_signals)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.stdout.close)
         self.addCleanup(lambda: process.poll() is None and process.kill())

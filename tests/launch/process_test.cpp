@@ -100,6 +100,20 @@ TEST(RunProcess, PassesASignalOn) {
   EXPECT_EQ(signals.pending(Seconds(0)), SIGINT);
 }
 
+TEST(SignalWatch, LeavesAloneWhatWasIgnored) {
+  struct sigaction ignored {};
+  struct sigaction before {};
+  ignored.sa_handler = SIG_IGN;
+  ::sigaction(SIGHUP, &ignored, &before);
+  {
+    SignalWatch signals;
+    ::raise(SIGHUP);
+
+    EXPECT_EQ(signals.pending(Seconds(0)), 0);
+  }
+  ::sigaction(SIGHUP, &before, nullptr);
+}
+
 TEST(RunInterruptibly, HandsAnExceptionOn) {
   SignalWatch signals;
 
