@@ -203,16 +203,14 @@ class OutputTest(ReportCase):
                         f"--report={self.report_path}"], TMPDIR=self.folder.name)
 
     def test_standard_streams_that_are_closed_are_not_mistaken_for_files(self):
-        result = self.shell('"$0" "$@" <&- >&- 2>&-')
+        result = self.shell('"$0" "$@" <&- >&- 2>&-')  # 4: the table could not be written
 
-        self.assertEqual(result.returncode, 4)  # the table could not be written
-        self.assertEqual(self.report()["passed"], 2)
+        self.assertEqual((result.returncode, self.report()["passed"]), (4, 2))
 
     def test_a_reader_that_leaves_early_costs_no_report_and_leaves_nothing_behind(self):
         result = self.shell('"$0" "$@" | true; exit ${PIPESTATUS[0]}')
 
-        self.assertEqual(result.returncode, 128 + signal.SIGPIPE)
-        self.assertEqual(self.report()["passed"], 2)
+        self.assertEqual((result.returncode, self.report()["passed"]), (128 + signal.SIGPIPE, 2))
         self.assertEqual(os.listdir(self.folder.name), ["report.json"])
 
     def test_a_full_device_is_no_pass(self):
@@ -228,8 +226,7 @@ class OutputTest(ReportCase):
             with self.subTest(words):
                 result = parity(*SMALL, "--cp=1", *words)
 
-                self.assertEqual(result.returncode, 2)
-                self.assertEqual(result.stdout, "")
+                self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertEqual(os.listdir(self.folder.name), [])
 
 
