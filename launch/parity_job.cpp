@@ -154,11 +154,19 @@ int give_up(World& world, const Failure& failure) {
   return static_cast<int>(failure.code);
 }
 
-/// Refuses sizes that were given and are not the one that mpirun started: they would not run, and
-/// the verdict would not say so.
-void require_size_asked(const RunConfig& config, const CommandLine& line, int size) {
+/// Of the sizes that were given this job is one: refused when it is not, and told which others are
+/// not run, because the verdict does not speak of them.
+void require_size_asked(const RunConfig& config, const CommandLine& line, const World& world) {
+  const int size = world.comm.size();
   const auto given = line.given.find("cp");
   if (given == line.given.end() || config.cp == std::vector<std::int64_t>{size}) return;
+  if (std::find(config.cp.begin(), config.cp.end(), size) != config.cp.end()) {
+    if (world.comm.rank() != 0) return;
+    std::cerr << detail::concat("cpattn: note: ", given->second, ": of ",
+                                format_value(config.cp, ", "), " only ", size,
+                                " is run, the ranks that mpirun started\n");
+    return;
+  }
   throw InvalidArgument(detail::concat(
       given->second, ": asks for ", format_value(config.cp, ", "), ", but mpirun started ", size,
       size == 1 ? " rank" : " ranks", ": give --cp=", size, ", or start cpattn without mpirun"));
@@ -209,7 +217,7 @@ int run_user_rank(const RunConfig& config, const CommandLine& line) {
       // of it.
       agree(world.comm, agreement_lines(config),
             deadline_after(Seconds(config.cp_config.timeout_seconds)));
-      require_size_asked(config, line, world.comm.size());
+      require_size_asked(config, line, world);
       if (world.comm.rank() == 0) require_reports_writable(config);
       return judge_here(here, world);
     } catch (...) {
