@@ -13,6 +13,12 @@ constexpr std::int64_t kLd = kQueryTile;  // row stride of all tile arrays
 constexpr int kGroupVectors = 3;
 constexpr int kRegisterRows = CP_REGISTER_ROWS;
 
+/// Keys or channels of a register tile of so many vectors. One vector alone takes a whole panel:
+/// multiply-adds take 4 cycles and two begin in each, which 4 sums cannot keep busy.
+constexpr int register_rows(int num_vectors) {
+  return num_vectors == 1 ? static_cast<int>(kPanel) : kRegisterRows;
+}
+
 template <int NQ>
 struct Lanes {
   F v[NQ];
@@ -79,11 +85,11 @@ CP_INLINE void score_panel(const float* q, const float* k, std::int64_t steps, f
       return;
     }
   }
+  constexpr int kRows = register_rows(NQ);
 #pragma GCC unroll 2
-  for (int part = 0; part < kPanel; part += kRegisterRows) {
-    score_rows<E, NQ, kRegisterRows, Masked>(q, k + part, steps, kKeyTile * steps,
-                                             scores + part * kLd, limit,
-                                             first_key + static_cast<float>(part), row_max);
+  for (int part = 0; part < kPanel; part += kRows) {
+    score_rows<E, NQ, kRows, Masked>(q, k + part, steps, kKeyTile * steps, scores + part * kLd,
+                                     limit, first_key + static_cast<float>(part), row_max);
   }
 }
 
@@ -211,10 +217,11 @@ __attribute__((noinline)) void add_values(const float* weights, const float* v,
 #pragma GCC unroll 3
   for (int j = 0; j < NQ; ++j) ends[j] = row_ends[j];
   for (std::int64_t d = 0; d < value_dim; d += kPanel) {
+    constexpr int kRows = register_rows(NQ);
 #pragma GCC unroll 2
-    for (int part = 0; part < kPanel; part += kRegisterRows) {
-      add_channels<E, NQ, kRegisterRows>(weights, v + part, ends, ends[NQ - 1] * kPanel, alpha,
-                                         is_first, o + (d + part) * kLd);
+    for (int part = 0; part < kPanel; part += kRows) {
+      add_channels<E, NQ, kRows>(weights, v + part, ends, ends[NQ - 1] * kPanel, alpha, is_first,
+                                 o + (d + part) * kLd);
     }
     v += panel_stride;
   }
